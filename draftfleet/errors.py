@@ -1,0 +1,122 @@
+"""Every error a person can meet, as one tree.
+
+    DraftfleetError
+    ├── SettingsError            a knob that is unknown, or holds a value it may not hold
+    ├── DataError                a data set that cannot be read as conversations
+    ├── RunError                 the folder of a run and what may be done with it
+    │   ├── RunMissing           no run of that name in this storage
+    │   ├── RunConflict          the run exists with other content settings
+    │   └── RunBusy              another process holds what only one may hold
+    ├── QueueError               Redis is away, or refuses us
+    ├── StorageError             the shared folder failed
+    │   ├── StorageUnsafe        it cannot put a file only if absent
+    │   ├── StorageUnwritable    it is full or read-only: the node pauses
+    │   └── CorruptFile          a file that exists and cannot be read
+    ├── ServerError              an inference server, or its answer to one request
+    │   ├── NotReady             it did not get ready within its budget
+    │   ├── Mismatch             it serves something else than the run asks for (the canary)
+    │   ├── BadRequest           it refused this row: 400, 404, 413, 422       never retried
+    │   ├── Overload             it is full: 429, 503                          retried
+    │   └── Transient            it broke off: reset, 5xx, abort               retried
+    └── TrainingError            the trainer, its target, or a drafter folder
+        ├── TargetError          the target cannot be loaded or does not fit the samples
+        └── DrafterError         a drafter folder with wrong, missing or extra parts
+
+A message says what happened, the value, what is allowed and what to do. Whether a request is retried is decided here,
+once, by type.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class DraftfleetError(Exception):
+    """The root. The command line prints its message without a traceback and exits with `exit_code`."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class SettingsError(DraftfleetError):
+    exit_code = 2
+
+
+class DataError(DraftfleetError):
+    exit_code = 3
+
+
+class RunError(DraftfleetError):
+    exit_code = 4
+
+
+class RunMissing(RunError): ...
+
+
+class RunConflict(RunError): ...
+
+
+class RunBusy(RunError): ...
+
+
+class QueueError(DraftfleetError):
+    exit_code = 5
+
+
+class StorageError(DraftfleetError):
+    exit_code = 6
+
+
+class StorageUnsafe(StorageError): ...
+
+
+class StorageUnwritable(StorageError): ...
+
+
+class CorruptFile(StorageError): ...
+
+
+class ServerError(DraftfleetError):
+    """`retryable` tells the worker whether the same row may be asked again."""
+
+    exit_code = 7
+    retryable: ClassVar[bool] = False
+
+
+class NotReady(ServerError): ...
+
+
+class Mismatch(ServerError): ...
+
+
+class BadRequest(ServerError):
+    """The server refused this row. `status` is the HTTP status, `body` the start of its answer."""
+
+    def __init__(self, message: str, *, status: int | None = None, body: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = body
+
+
+class Overload(ServerError):
+    """`retry_after_s` is what the server asked for, where it did."""
+
+    retryable = True
+
+    def __init__(self, message: str, *, status: int | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+class Transient(ServerError):
+    retryable = True
+
+
+class TrainingError(DraftfleetError):
+    exit_code = 8
+
+
+class TargetError(TrainingError): ...
+
+
+class DrafterError(TrainingError): ...

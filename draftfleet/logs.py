@@ -1,0 +1,31 @@
+"""One event a line, past tense, then fields: `batch done run=qwen3 batch=train-000123 rows=64 seconds=84.2`.
+
+No prompt text and no key above DEBUG.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+
+def setup(level: str = "INFO") -> None:
+    """Send this package's events to standard error. Other libraries speak from WARNING on."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(name)s: %(message)s", "%H:%M:%S"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    for name in ("draftfleet", "producer", "workers", "trainer"):
+        logging.getLogger(name).setLevel(level)
+
+
+def event(text: str, **fields: object) -> str:
+    """`event("batch done", rows=64)` is `batch done rows=64`. Floats get three digits, text with spaces is quoted."""
+    return " ".join([text, *(f"{key}={_field(value)}" for key, value in fields.items())])
+
+
+def _field(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
+    text = str(value)
+    return json.dumps(text, ensure_ascii=False) if not text or any(c.isspace() or c in '"=' for c in text) else text

@@ -1,0 +1,338 @@
+"""A run: one collection under one name, a folder in the storage. The one place that knows its paths.
+
+    RUN/run.json                         what the run pins, and where it came from
+        sealed.json                      the producer is finished: the totals
+        prompts/train-000000.jsonl.gz    prompt shard of one batch; immutable
+        samples/train-000000.parquet     sample shard of the same batch; its existence means done; immutable
+        partial/PROCESS-000012.jsonl     finished rows of batches still at work
+        split/train-000000.json          the batch goes on as single rows: train-000000.0000, train-000000.0001, ...
+        dead/train-000000.0007.json       a row that is given up, with its error
+        corrupt/                         shards that could not be read, moved aside
+        drafters/NAME/                   checkpoints, logs, evaluation, exported folders of one drafter
+
+A batch holds prompts of one split, which its id begins with.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import time
+import uuid
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import draftfleet
+from draftfleet.errors import CorruptFile, RunConflict, RunMissing
+from draftfleet.records import SAMPLE_SCHEMA, SCHEMA_VERSION, Outcome, Prompt, Sample, Split
+from draftfleet.storage import Storage
+
+OUTCOMES: tuple[Outcome, ...] = ("ok", "truncated", "failed")
+_RANK = {outcome: rank for rank, outcome in enumerate(OUTCOMES)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo:
+    """run.json. `content` is pinned: a resume with other content is refused. `provenance` says where it came from."""
+
+    run: str
+    run_id: str
+    schema_version: int
+    product_version: str
+    created_at: float
+    content: dict[str, Any]
+    provenance: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What one or more sample shards hold."""
+
+    ok: int = 0
+    truncated: int = 0
+    failed: int = 0
+    tokens: int = 0
+    mismatched: int = 0
+
+    @property
+    def rows(self) -> int:
+        return self.ok + self.truncated + self.failed
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(a + b for a, b in zip(_fields(self), _fields(other), strict=True)))
+
+    @classmethod
+    def of(cls, samples: Iterable[Sample]) -> Self:
+        """`tokens` are completion tokens; `mismatched` are rows whose ids are not as many as the server counted."""
+        ok = truncated = failed = tokens = mismatched = 0
+        for sample in samples:
+            ok += sample.outcome == "ok"
+            truncated += sample.outcome == "truncated"
+            failed += sample.outcome == "failed"
+            tokens += max(sample.completion_tokens, 0)
+            mismatched += sample.outcome != "failed" and not sample.ids_match_usage
+        return cls(ok, truncated, failed, tokens, mismatched)
+
+
+def _fields(counts: Counts) -> tuple[int, ...]:
+    return counts.ok, counts.truncated, counts.failed, counts.tokens, counts.mismatched
+
+
+class Run:
+    """An existing run. Made by `create` or `open`."""
+
+    def __init__(self, storage: Storage, info: RunInfo) -> None:
+        self.storage = storage
+        self.info = info
+        self.name = info.run
+        self.run_id = info.run_id
+
+    @classmethod
+    def create(cls, storage: Storage, name: str, content: dict[str, Any], provenance: dict[str, Any]) -> Self:
+        """Make the run, or open it if it exists with the same content.
+
+        Raises RunConflict, naming each difference, if it exists with other content.
+        """
+        info = RunInfo(
+            run=name,
+            run_id=uuid.uuid4().hex,
+            schema_version=SCHEMA_VERSION,
+            product_version=draftfleet.__version__,
+            created_at=time.time(),
+            content=content,
+            provenance=provenance,
+        )
+        if storage.put_if_absent(f"{name}/run.json", _json(asdict(info))):
+            return cls(storage, info)
+        run = cls.open(storage, name)
+        differences = [
+            f"  {key}: the run has {run.info.content.get(key)!r}, now {content.get(key)!r}"
+            for key in sorted(run.info.content.keys() | content.keys())
+            if run.info.content.get(key) != content.get(key)
+        ]
+        if differences:
+            raise RunConflict(
+                f"run {name} exists with other settings:\n" + "\n".join(differences) + "\n"
+                "Samples of one run must be comparable: use these settings, or another run name."
+            )
+        return run
+
+    @classmethod
+    def open(cls, storage: Storage, name: str) -> Self:
+        """Raises RunMissing, or CorruptFile."""
+        try:
+            raw = storage.read(f"{name}/run.json")
+        except FileNotFoundError:
+            raise RunMissing(
+                f"run {name} is not in {storage.url}: make it with `draftfleet produce --run {name}`, "
+                "or point storage.url at the folder that holds it."
+            ) from None
+        try:
+            return cls(storage, RunInfo(**json.loads(raw)))
+        except (ValueError, TypeError) as error:
+            raise CorruptFile(f"{storage.url}/{name}/run.json is not a run: {error}. Restore it from a copy.") from None
+
+    # -- prompts
+
+    def write_prompts(self, batch: str, prompts: Iterable[Prompt]) -> bool:
+        """True if this call wrote the shard; False if it was there."""
+        lines = "".join(prompt.to_json() + "\n" for prompt in prompts)
+        return self.storage.put_if_absent(self._prompts(batch), gzip.compress(lines.encode(), mtime=0))
+
+    def read_prompts(self, batch: str) -> list[Prompt]:
+        """The prompts of a batch, one for a batch that was split off. Raises FileNotFoundError or CorruptFile."""
+        parent, row = parent_of(batch)
+        path = self._prompts(parent)
+        raw = self.storage.read(path)
+        try:
+            prompts = [Prompt.from_json(line) for line in gzip.decompress(raw).decode().splitlines()]
+        except (ValueError, TypeError, EOFError, OSError) as error:
+            raise CorruptFile(f"{self.storage.url}/{path} cannot be read: {error}. Restore it from a copy.") from None
+        return prompts if row is None else [prompts[row]]
+
+    def batches(self) -> list[str]:
+        """Ids of the batches that the producer made, in order."""
+        suffix = ".jsonl.gz"
+        return sorted(
+            name.removesuffix(suffix) for name in self.storage.list(f"{self.name}/prompts") if name.endswith(suffix)
+        )
+
+    def work(self) -> list[str]:
+        """Ids of the batches to be done: those that were split stand as their single rows."""
+        split = self.split_sizes()
+        return [part for batch in self.batches() for part in parts_of(batch, split.get(batch))]
+
+    # -- samples
+
+    def commit(self, batch: str, samples: list[Sample]) -> bool:
+        """Put the sample shard of a batch. True if this call put it; False if another attempt was first."""
+        counts = Counts.of(samples)
+        table = pa.Table.from_pylist([sample.to_row() for sample in samples], SAMPLE_SCHEMA)
+        footer = {"draftfleet.counts": json.dumps(asdict(counts)), "draftfleet.run_id": self.run_id}
+        sink = io.BytesIO()
+        pq.write_table(table.replace_schema_metadata(footer), sink, compression="zstd")
+        return self.storage.put_if_absent(self._samples(batch), sink.getvalue())
+
+    def is_done(self, batch: str) -> bool:
+        return self.storage.exists(self._samples(batch))
+
+    def done(self) -> list[str]:
+        """Ids of the batches whose shard exists, in order."""
+        suffix = ".parquet"
+        return sorted(
+            name.removesuffix(suffix) for name in self.storage.list(f"{self.name}/samples") if name.endswith(suffix)
+        )
+
+    def counts(self, batch: str) -> Counts:
+        """What a shard holds, from its footer alone. Raises CorruptFile."""
+        with self._reading(batch) as raw:
+            metadata = pq.read_schema(raw).metadata or {}
+            return Counts(**json.loads(metadata[b"draftfleet.counts"]))
+
+    def read_samples(self, batch: str) -> list[Sample]:
+        """Raises FileNotFoundError or CorruptFile."""
+        with self._reading(batch) as raw:
+            rows = pq.read_table(raw).to_pylist()
+            return [Sample.from_row(cast(dict[str, Any], row)) for row in rows]
+
+    def set_aside(self, batch: str) -> None:
+        """Move a shard that cannot be read to corrupt/, so that its batch is no longer done."""
+        self.storage.rename(self._samples(batch), f"{self.name}/corrupt/{batch}-{int(time.time())}.parquet")
+
+    @contextmanager
+    def _reading(self, batch: str) -> Generator[io.BytesIO]:
+        path = self._samples(batch)
+        raw = io.BytesIO(self.storage.read(path))
+        try:
+            yield raw
+        except (pa.ArrowException, ValueError, TypeError, KeyError, OSError) as error:
+            raise CorruptFile(
+                f"shard {self.storage.url}/{path} cannot be read: {error}. "
+                f"`draftfleet status --run {self.name} --repair` moves it aside and has its batch done again."
+            ) from None
+
+    # -- partials: finished rows of batches that are not done
+
+    def write_partial(self, process: str, number: int, samples: list[Sample]) -> str:
+        """Put one small file of finished rows, tagged with their batch. Returns its name."""
+        name = f"{process}-{number:06d}.jsonl"
+        lines = "".join(sample.to_json() + "\n" for sample in samples)
+        self.storage.put(f"{self.name}/partial/{name}", lines.encode())
+        return name
+
+    def partials(self) -> list[str]:
+        return sorted(self.storage.list(f"{self.name}/partial"))
+
+    def read_partial(self, name: str) -> list[Sample]:
+        """Rows of a partial; a torn line is left out, since its row is only asked again. Nothing if it is gone."""
+        try:
+            raw = self.storage.read(f"{self.name}/partial/{name}")
+        except FileNotFoundError:
+            return []
+        samples: list[Sample] = []
+        for line in raw.decode(errors="replace").splitlines():
+            try:
+                samples.append(Sample.from_json(line))
+            except (ValueError, TypeError):
+                continue
+        return samples
+
+    def delete_partial(self, name: str) -> None:
+        self.storage.delete(f"{self.name}/partial/{name}")
+
+    # -- splits and dead letters
+
+    def split(self, batch: str, num_rows: int) -> bool:
+        """Let a batch go on as single rows. True if this call decided it."""
+        return self.storage.put_if_absent(f"{self.name}/split/{batch}.json", _json({"rows": num_rows}))
+
+    def split_sizes(self) -> dict[str, int]:
+        """The batches that were split, with how many rows each has."""
+        names = (name.removesuffix(".json") for name in self.storage.list(f"{self.name}/split"))
+        return {name: int(json.loads(self.storage.read(f"{self.name}/split/{name}.json"))["rows"]) for name in names}
+
+    def is_split(self, batch: str) -> bool:
+        return self.storage.exists(f"{self.name}/split/{batch}.json")
+
+    def bury(self, batch: str, sample: Sample) -> bool:
+        """Give a single row up: `sample` records it as failed, with why. A shard that still comes beats it."""
+        return self.storage.put_if_absent(f"{self.name}/dead/{batch}.json", sample.to_json().encode())
+
+    def dead(self) -> dict[str, Sample]:
+        """The rows that were given up and have no shard, by batch."""
+        names = (name.removesuffix(".json") for name in self.storage.list(f"{self.name}/dead"))
+        return {
+            name: Sample.from_json(self.storage.read(f"{self.name}/dead/{name}.json").decode())
+            for name in names
+            if not self.is_done(name)
+        }
+
+    def is_dead(self, batch: str) -> bool:
+        return self.storage.exists(f"{self.name}/dead/{batch}.json")
+
+    # -- the producer's last word
+
+    def seal(self, totals: dict[str, Any]) -> None:
+        self.storage.put(f"{self.name}/sealed.json", _json(totals))
+
+    def unseal(self) -> None:
+        self.storage.delete(f"{self.name}/sealed.json")
+
+    def sealed(self) -> dict[str, Any] | None:
+        """The totals, once the producer has read its data to the end; None before."""
+        try:
+            return cast(dict[str, Any], json.loads(self.storage.read(f"{self.name}/sealed.json")))
+        except FileNotFoundError:
+            return None
+
+    # -- drafters
+
+    def drafter_dir(self, drafter: str) -> Path:
+        """The folder of a drafter. The trainer needs a real one."""
+        return self.storage.local(f"{self.name}/drafters/{drafter}")
+
+    def _prompts(self, batch: str) -> str:
+        return f"{self.name}/prompts/{batch}.jsonl.gz"
+
+    def _samples(self, batch: str) -> str:
+        return f"{self.name}/samples/{batch}.parquet"
+
+
+def batch_id(split: Split, number: int) -> str:
+    return f"{split}-{number:06d}"
+
+
+def parts_of(batch: str, num_rows: int | None) -> list[str]:
+    """The batches that stand for `batch`: itself, or one per row once it was split into `num_rows`."""
+    return [batch] if num_rows is None else [f"{batch}.{row:04d}" for row in range(num_rows)]
+
+
+def parent_of(batch: str) -> tuple[str, int | None]:
+    """`train-000007.0003` is row 3 of `train-000007`; a whole batch has no row."""
+    parent, dot, row = batch.partition(".")
+    return parent, int(row) if dot else None
+
+
+def split_of(batch: str) -> Split:
+    return cast(Split, batch.partition("-")[0])
+
+
+def best(samples: Iterable[Sample]) -> dict[str, Sample]:
+    """One sample per row key: ok beats truncated beats failed, the first of equals stays."""
+    chosen: dict[str, Sample] = {}
+    for sample in samples:
+        held = chosen.get(sample.row_key)
+        if held is None or _RANK[sample.outcome] < _RANK[held.outcome]:
+            chosen[sample.row_key] = sample
+    return chosen
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()

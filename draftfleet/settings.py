@@ -1,0 +1,332 @@
+"""Every knob, with its unit and its default. A TOML file < environment < flags.
+
+    draftfleet.toml                      [worker]
+                                         concurrency = 48
+    DRAFTFLEET_WORKER__CONCURRENCY=48    environment, two underscores between section and knob
+    --set worker.concurrency=48          flag; the common knobs have flags of their own
+
+A key that is not here is an error that names its dotted path and the nearest known key.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    SecretStr,
+    ValidationError,
+)
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from draftfleet.errors import SettingsError
+from draftfleet.records import NAME
+
+ENV_PREFIX = "DRAFTFLEET_"
+DEFAULT_FILE = Path("draftfleet.toml")
+
+
+class Section(BaseModel):
+    """A table of the settings file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class Storage(Section):
+    """Where runs live: prompts, samples, checkpoints, drafters. Every node sees the same."""
+
+    url: str = Field(
+        default="file://draftfleet-data", description="Folder that all nodes share, as an fsspec URL or a path."
+    )
+
+
+class Queue(Section):
+    """The Redis that carries hints and claims."""
+
+    url: SecretStr | None = Field(
+        default=None,
+        description="redis://user:password@host:port/db. Unset: the embedded Valkey of `embedded_dir`.",
+    )
+    embedded_dir: str = Field(
+        default=".draftfleet", description="Folder of the embedded Valkey: its data, password and address."
+    )
+
+
+class Target(Section):
+    """The large model."""
+
+    model: str = Field(default="", description="Name under which the servers serve it. Unset: `path`.")
+    path: str = Field(
+        default="", description="Folder or hub name of its tokenizer and weights; needed to train and to retokenize."
+    )
+    context_tokens: PositiveInt | None = Field(
+        default=None, description="Longest prompt + completion in tokens. Unset: from the servers, else from `path`."
+    )
+
+
+class Producer(Section):
+    """From a data set to the queue."""
+
+    data: str = Field(
+        default="", description="A .jsonl, .jsonl.gz or .parquet file, or the name of a `datasets` data set."
+    )
+    data_split: str = Field(default="train", description="Which split of a `datasets` data set to read.")
+    column: str | None = Field(
+        default=None, description="Column with the conversation or prompt. Unset: found by itself."
+    )
+    split_column: str | None = Field(
+        default=None, description='Column that says "train" or "heldout". Unset: `split`, if there.'
+    )
+    heldout: float = Field(
+        default=0.02, ge=0, lt=1, description="Share of prompts held out by hash where no column says it."
+    )
+    batch_size: PositiveInt = Field(default=64, description="Prompts that travel under one reference.")
+    limit: PositiveInt | None = Field(default=None, description="Read at most this many lines.")
+    strict: bool = Field(default=False, description="Stop at the first malformed line instead of counting it.")
+
+
+class Sampling(Section):
+    """What is asked of the target. All of it is pinned in run.json."""
+
+    max_tokens: PositiveInt = Field(default=8192, description="Longest completion in tokens, reasoning included.")
+    temperature: NonNegativeFloat | None = Field(default=None, description="Unset: the server's own default.")
+    top_p: float | None = Field(default=None, gt=0, le=1, description="Unset: the server's own default.")
+    thinking: bool | None = Field(
+        default=None, description="Reasoning on or off through the chat template. Unset: the template decides."
+    )
+    seed: int | None = Field(
+        default=None, description="Each row's seed derives from this and its key. Unset: none is sent."
+    )
+    extra_body: dict[str, Any] = Field(default_factory=dict, description="Anything else, sent as it is.")
+
+
+class Worker(Section):
+    """From the queue to a shard: one process per node owns all its servers."""
+
+    servers: list[str] = Field(default_factory=list, description="Addresses of local inference servers, without /v1.")
+    api_key: SecretStr | None = Field(default=None, description="Sent to the servers as a bearer token.")
+    dialect: str = Field(default="auto", description="auto, vllm, transformers or openai.")
+    concurrency: PositiveInt = Field(default=48, description="Requests in flight per server.")
+    request_timeout_s: PositiveFloat = Field(default=1800, description="Longest wait for one completion, in seconds.")
+    connect_timeout_s: PositiveFloat = Field(default=10, description="Longest wait for a connection, in seconds.")
+    ready_timeout_s: PositiveFloat = Field(
+        default=3600, description="How long a server may load before the worker gives up."
+    )
+    probe_interval_s: PositiveFloat = Field(default=5, description="Seconds between looks at each server's state.")
+    checkpoint_interval_s: PositiveFloat = Field(
+        default=5, description="Seconds between writes of finished rows to partial/."
+    )
+    drain_s: NonNegativeFloat = Field(
+        default=60, description="After SIGTERM, seconds that requests in flight may still take."
+    )
+    max_tries: PositiveInt = Field(default=6, description="Requests per row before a transient fault makes it fail.")
+    watermark_batches: PositiveInt = Field(
+        default=2, description="Take another batch while fewer rows than this many batches wait."
+    )
+    max_batches_held: PositiveInt = Field(default=128, description="Batches one process may work on at once.")
+
+
+class Claims(Section):
+    """The right to work on a batch."""
+
+    ttl_s: PositiveFloat = Field(default=60, description="A claim not renewed for this long has lapsed.")
+    renew_s: PositiveFloat = Field(default=15, description="Seconds between renewals.")
+    max_attempts: PositiveInt = Field(
+        default=3, description="Lapses without progress before a batch is split, a single row parked."
+    )
+    sweep_s: PositiveFloat = Field(default=4, description="Seconds between looks for lapsed claims.")
+    reconcile_s: PositiveFloat = Field(
+        default=120, description="Seconds between looks at the storage for missing batches."
+    )
+    grace_s: PositiveFloat = Field(
+        default=30, description="A published batch may stay unclaimed in an empty queue for this long."
+    )
+    republish_s: PositiveFloat = Field(
+        default=3600, description="A batch not seen for this long is published again in any case."
+    )
+
+
+class Trainer(Section):
+    """From shards to a drafter."""
+
+    drafter: str = Field(default="eagle3", pattern=NAME, description="Name of the drafter: its folder in the run.")
+    algorithm: str = Field(default="eagle3", description="eagle3.")
+    target: str = Field(default="hf", description="How hidden states are had: hf (in this process).")
+    layers: list[int] | None = Field(
+        default=None,
+        description="Layers whose outputs the drafter sees, 0-based. Unset: the second, the middle, the fourth last.",
+    )
+    ttt_steps: PositiveInt = Field(
+        default=3, description="Training-time test: draft steps unrolled in training. Match serving."
+    )
+    step_decay: float = Field(default=0.8, gt=0, le=1, description="Weight of each further draft step in the loss.")
+    max_steps: PositiveInt = Field(default=20_000, description="Optimizer steps; the cosine schedule ends there.")
+    batch_tokens: PositiveInt = Field(default=8192, description="Tokens per batch, padding included.")
+    accumulation: PositiveInt = Field(default=1, description="Batches per optimizer step.")
+    max_length: PositiveInt = Field(default=4096, description="Longer samples are cut to this many tokens.")
+    lr: PositiveFloat = Field(default=1e-4, description="Peak learning rate.")
+    warmup: float = Field(default=0.015, ge=0, lt=1, description="Share of `max_steps` with a rising learning rate.")
+    clip: PositiveFloat = Field(default=0.5, description="Largest norm of a gradient.")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="Of the forward pass; weights stay float32."
+    )
+    device: str = Field(default="auto", description="auto, cpu, cuda.")
+    seed: int = Field(default=0, description="Of weights and data order.")
+    checkpoint_steps: PositiveInt = Field(default=200, description="Optimizer steps between checkpoints.")
+    keep_checkpoints: PositiveInt = Field(default=2, description="How many of the latest checkpoints stay.")
+    log_steps: PositiveInt = Field(default=10, description="Optimizer steps between log lines.")
+    processes: PositiveInt = Field(default=1, description="Processes of torchrun.")
+    poll_s: PositiveFloat = Field(default=2, description="Seconds between looks for new shards.")
+
+
+class Evaluation(Section):
+    """Greedy draft-and-verify on held-out prompts."""
+
+    k: PositiveInt = Field(default=3, description="Tokens drafted per step.")
+    prompts: PositiveInt = Field(default=64, description="Held-out prompts.")
+    max_tokens: PositiveInt = Field(default=256, description="Longest completion in tokens.")
+
+
+class Flower(Section):
+    """The web page on the workers."""
+
+    address: str = Field(default="127.0.0.1", description="Loopback: its /metrics and /healthcheck need no login.")
+    port: int = Field(default=5555, ge=0, le=65535, description="0: any free port.")
+    user: str = Field(default="draftfleet", description="Of the basic login.")
+    password: SecretStr | None = Field(
+        default=None, description="Of the basic login. Unset: made at random and printed."
+    )
+
+
+class Settings(BaseSettings):
+    """All of them. Made by `load`, never by itself: it would miss the file."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid", frozen=True, env_prefix=ENV_PREFIX, env_nested_delimiter="__", validate_default=True
+    )
+
+    run: str = Field(default="default", pattern=NAME, description="Name of the run: its folder in the storage.")
+    storage: Storage = Field(default_factory=Storage)
+    queue: Queue = Field(default_factory=Queue)
+    target: Target = Field(default_factory=Target)
+    producer: Producer = Field(default_factory=Producer)
+    sampling: Sampling = Field(default_factory=Sampling)
+    worker: Worker = Field(default_factory=Worker)
+    claims: Claims = Field(default_factory=Claims)
+    trainer: Trainer = Field(default_factory=Trainer)
+    evaluation: Evaluation = Field(default_factory=Evaluation)
+    flower: Flower = Field(default_factory=Flower)
+
+    @property
+    def model(self) -> str:
+        """The name under which the target is asked for."""
+        return self.target.model or self.target.path
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+
+def load(file: str | Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
+    """Read the file (`draftfleet.toml` if it is there and none is named), then the environment, then the flags.
+
+    `flags` maps dotted paths to values, as in `{"worker.concurrency": 48}`. Raises SettingsError.
+    """
+    path = Path(file) if file else DEFAULT_FILE
+    if file and not path.is_file():
+        raise SettingsError(f"settings file {path} is not there: name an existing TOML file, or leave the flag out.")
+    unknown_env = [name for name in os.environ if name.startswith(ENV_PREFIX) and not _known(_env_path(name))]
+    if unknown_env:
+        raise SettingsError(_unknown(_env_path(unknown_env[0]), f"environment variable {unknown_env[0]}"))
+    with_file = type("Settings", (Settings,), {"model_config": SettingsConfigDict(toml_file=path)})
+    try:
+        return cast(Settings, with_file(**_nested(flags or {})))
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path} is not TOML: {error}") from None
+    except ValidationError as error:
+        raise SettingsError("\n".join(_explain(one) for one in error.errors())) from None
+
+
+def assignment(text: str) -> tuple[str, Any]:
+    """`worker.concurrency=48` as a path and a value; the value is read as TOML, and as a plain string if it is none."""
+    path, sign, value = text.partition("=")
+    if not sign:
+        raise SettingsError(f"--set {text}: write it as section.key=value, for example worker.concurrency=48.")
+    try:
+        return path.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return path.strip(), value
+
+
+def describe() -> Iterator[tuple[str, FieldInfo]]:
+    """Every knob as its dotted path and its pydantic field: for the reference page and for `draftfleet settings`."""
+    for name, field in Settings.model_fields.items():
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, Section):
+            yield from ((f"{name}.{key}", value) for key, value in section.model_fields.items())
+        else:
+            yield name, field
+
+
+def _nested(flags: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, value in flags.items():
+        *sections, key = path.split(".")
+        node = tree
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[key] = value
+    return tree
+
+
+def _env_path(name: str) -> str:
+    return name.removeprefix(ENV_PREFIX).lower().replace("__", ".")
+
+
+def _known(path: str) -> bool:
+    paths = dict(describe())
+    sections = {known.split(".")[0] for known in paths}
+    return path in paths or path in sections or path.startswith("sampling.extra_body.")
+
+
+def _unknown(path: str, source: str) -> str:
+    paths = [known for known, _ in describe()]
+    leaf = path.rpartition(".")[2]
+    sections = {known.partition(".")[0] for known in paths}
+    near = difflib.get_close_matches(path, paths if "." in path else [*sections, *paths], n=1) or [
+        known for known in paths if known.rpartition(".")[2] == leaf
+    ]
+    hint = f"did you mean {near[0]}?" if near else "`draftfleet settings` lists every key."
+    return f"{source}: unknown key {path}; {hint}"
+
+
+def _explain(error: ErrorDetails) -> str:
+    path = ".".join(map(str, error["loc"]))
+    if error["type"] == "extra_forbidden":
+        return _unknown(path, "settings")
+    shown = "(secret)" if "secret" in error["type"] or "password" in path else repr(error["input"])
+    return f"settings: {path} = {shown}: {error['msg']}."

@@ -1,0 +1,72 @@
+"""How a drafter is trained and how it drafts: the protocol, and the table from name to module."""
+
+# B batch, T tokens, D hidden size of the target, K chosen layers, V vocabulary
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from draftfleet.errors import SettingsError
+from draftfleet.settings import Settings
+from trainer.drafter import DrafterConfig
+from trainer.targets import Captured, Target
+
+ALGORITHMS = {"eagle3": "trainer.algorithms.eagle3"}
+"""Each module has `configure(settings, target) -> DrafterConfig` and `build(config, target) -> Algorithm`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A loss as a sum, so that gradient accumulation is exact in tokens: divide by the tokens of the whole step."""
+
+    total: Tensor  # scalar, summed over tokens
+    num_tokens: int
+    metrics: dict[str, Tensor]  # sums, each divided by `num_tokens` when logged: loss_0, accuracy_0, acceptance_0, ...
+
+
+class Proposer(Protocol):
+    """Drafting for one sequence, with a cache of its own."""
+
+    def propose(self, ids: Tensor, hidden: Tensor, k: int) -> list[int]:
+        """Draft `k` tokens greedily.
+
+        `ids` (n+1,) are the tokens whose hidden states are new, shifted left by one and ended by the token just chosen
+        by the target; `hidden` (n, K*D) are those states. With prompt x0..x4 and first answer token x5 the first call
+        gets ids [x1..x5] and the hidden states of positions 0..4. ids and hidden are equally long.
+        """
+        ...
+
+
+class Algorithm(Protocol):
+    """Owns its batch layout, its loss, and how it drafts."""
+
+    config: DrafterConfig
+    drafter: nn.Module
+
+    def collate(self, captured: list[Captured]) -> Any:
+        """Pad captured rows into the layout that `loss` takes."""
+        ...
+
+    def loss(self, layout: Any) -> Loss: ...
+
+    def proposer(self) -> Proposer: ...
+
+
+def _module(name: str) -> Any:
+    if name not in ALGORITHMS:
+        raise SettingsError(f"trainer.algorithm = {name}: unknown; known are {', '.join(ALGORITHMS)}.")
+    return import_module(ALGORITHMS[name])
+
+
+def configure(settings: Settings, target: Target) -> DrafterConfig:
+    """The shape of a new drafter for this target."""
+    return _module(settings.trainer.algorithm).configure(settings, target)
+
+
+def build(config: DrafterConfig, target: Target) -> Algorithm:
+    """A drafter of this shape, freshly initialised from torch's generator."""
+    return _module(config.algorithm).build(config, target)
