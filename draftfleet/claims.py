@@ -1,0 +1,175 @@
+"""Claims: the right to work on a batch, or to train a drafter. Held in Redis, renewed, and counted when they lapse.
+
+Each step is one script, so that two processes never both hold a claim by Redis' account. An attempt is counted only
+when a claim lapsed without release and without a new finished row: draining, pausing and a restarted Redis cost none.
+
+    draftfleet:RUN_ID:claims     hash  name -> [token, owner, expires (ms), saved rows]
+    draftfleet:RUN_ID:attempts   hash  name -> attempts that lapsed without progress
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import redis
+
+from draftfleet import settings
+
+Renewal = Literal["kept", "retaken", "lost"]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The claim is ours. `attempt` counts from 1."""
+
+    token: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Another process is at work on it."""
+
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a holder says when it renews: its token, and how many finished rows it has put on storage."""
+
+    token: str
+    saved_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lapsed:
+    """A claim that was not renewed in time, and how many attempts have now ended without progress."""
+
+    name: str
+    attempts: int
+
+
+# Time is Redis' own, so that no two nodes' clocks are ever compared.
+_NOW = "local t = redis.call('TIME'); local now = t[1] * 1000 + math.floor(t[2] / 1000);"
+
+# A claim found lapsed counts as an attempt unless rows were saved under it; a later save forgives the earlier ones.
+_LAPSE = """
+local function lapse(claims, attempts, name, claim)
+  redis.call('HDEL', claims, name)
+  if claim[4] > 0 then redis.call('HDEL', attempts, name); return 0 end
+  return redis.call('HINCRBY', attempts, name, 1)
+end
+"""
+
+_TAKE = (
+    _NOW
+    + _LAPSE
+    + """
+local raw = redis.call('HGET', KEYS[1], ARGV[1])
+if raw then
+  local claim = cjson.decode(raw)
+  if claim[3] > now then return {0, claim[2]} end
+  lapse(KEYS[1], KEYS[2], ARGV[1], claim)
+end
+redis.call('HSET', KEYS[1], ARGV[1], cjson.encode({ARGV[2], ARGV[3], now + ARGV[4], 0}))
+return {1, (redis.call('HGET', KEYS[2], ARGV[1]) or 0) + 1}
+"""
+)
+
+_RENEW = (
+    _NOW
+    + """
+local raw = redis.call('HGET', KEYS[1], ARGV[1])
+local answer = 'kept'
+if not raw then
+  answer = 'retaken'
+elseif cjson.decode(raw)[1] ~= ARGV[2] then
+  return 'lost'
+end
+redis.call('HSET', KEYS[1], ARGV[1], cjson.encode({ARGV[2], ARGV[3], now + ARGV[4], tonumber(ARGV[5])}))
+return answer
+"""
+)
+
+_RELEASE = """
+local raw = redis.call('HGET', KEYS[1], ARGV[1])
+if not raw or cjson.decode(raw)[1] ~= ARGV[2] then return 0 end
+redis.call('HDEL', KEYS[1], ARGV[1])
+redis.call('HDEL', KEYS[2], ARGV[1])
+return 1
+"""
+
+_SWEEP = (
+    _NOW
+    + _LAPSE
+    + """
+local lapsed = {}
+local all = redis.call('HGETALL', KEYS[1])
+for i = 1, #all, 2 do
+  local claim = cjson.decode(all[i + 1])
+  if claim[3] <= now and string.sub(all[i], 1, #ARGV[1]) == ARGV[1] then
+    lapsed[#lapsed + 1] = all[i]
+    lapsed[#lapsed + 1] = lapse(KEYS[1], KEYS[2], all[i], claim)
+  end
+end
+return lapsed
+"""
+)
+
+
+class Claims:
+    """The claims of one run, as seen by one process. Every method may raise redis.RedisError."""
+
+    def __init__(self, client: redis.Redis, run_id: str, knobs: settings.Claims, owner: str) -> None:
+        self.owner = owner
+        self._ttl_ms = int(knobs.ttl_s * 1000)
+        self._client = client
+        self._keys = [f"draftfleet:{run_id}:claims", f"draftfleet:{run_id}:attempts"]
+        self._take = client.register_script(_TAKE)
+        self._renew = client.register_script(_RENEW)
+        self._release = client.register_script(_RELEASE)
+        self._sweep = client.register_script(_SWEEP)
+
+    def take(self, name: str) -> Taken | Held:
+        """Claim it, unless a live claim is held."""
+        token = uuid.uuid4().hex
+        granted, answer = self._take(self._keys, [name, token, self.owner, self._ttl_ms])
+        return Taken(token, int(answer)) if granted else Held(str(answer))
+
+    def renew(self, held: Mapping[str, Holding]) -> dict[str, Renewal]:
+        """Renew all that this process holds, in one round trip.
+
+        "retaken": Redis had forgotten the claim, it is ours again. "lost": another process has it now.
+        """
+        pipeline = self._client.pipeline(transaction=False)
+        for name, holding in held.items():
+            arguments = [name, holding.token, self.owner, self._ttl_ms, holding.saved_rows]
+            self._renew(self._keys, arguments, client=pipeline)
+        return dict(zip(held, pipeline.execute(), strict=True))
+
+    def release(self, name: str, token: str) -> bool:
+        """Give it back, with no attempt counted. False if it was no longer ours."""
+        return bool(self._release(self._keys, [name, token]))
+
+    def holder(self, name: str) -> str | None:
+        """The owner of a claim, live or lapsed; None if nobody has one."""
+        raw = self._client.hget(self._keys[0], name)
+        return None if raw is None else str(json.loads(str(raw))[1])
+
+    def is_ours(self, name: str, token: str) -> bool:
+        """Whether the claim still carries this token."""
+        raw = self._client.hget(self._keys[0], name)
+        return raw is not None and json.loads(str(raw))[0] == token
+
+    def held(self) -> set[str]:
+        """Names with a claim, live or lapsed."""
+        return {str(name) for name in self._client.hkeys(self._keys[0])}
+
+    def sweep(self, prefix: str = "") -> list[Lapsed]:
+        """Remove the lapsed claims whose name begins so, count their attempts, and return them: once each, to one caller."""
+        flat = self._sweep(self._keys, [prefix])
+        return [Lapsed(str(name), int(attempts)) for name, attempts in zip(flat[::2], flat[1::2], strict=True)]

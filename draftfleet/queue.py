@@ -1,0 +1,151 @@
+"""The Celery app, the names on the wire, and publishing. A message is a hint: losing or doubling one costs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any
+
+import redis
+from celery import Celery
+from redis.connection import parse_url
+
+from draftfleet import embedded
+from draftfleet.errors import QueueError
+from draftfleet.records import SCHEMA_VERSION, BatchMessage, TrainMessage
+from draftfleet.runs import Run
+from draftfleet.settings import Settings
+
+GENERATE = "draftfleet.generate"
+TRAIN = "draftfleet.train"
+TRAIN_QUEUE = "train"
+PUBLISH_BATCH = 500
+"""Messages per round trip to Redis."""
+
+
+def generate_queue(model: str) -> str:
+    """Where batches of this model wait. A worker listens for the models that its servers serve."""
+    return f"generate.{model}"
+
+
+def retry_queue(model: str) -> str:
+    """Where batches wait that somebody has begun. Consumed first: `sorted` order puts `-` before `.`."""
+    return f"generate-again.{model}"
+
+
+def redis_url(settings: Settings) -> str:
+    """`queue.url`, else the address of the embedded Valkey. Raises QueueError if there is neither."""
+    if settings.queue.url is not None:
+        return settings.queue.url.get_secret_value()
+    url = embedded.address(settings.queue.embedded_dir)
+    if url is None:
+        raise QueueError(
+            f"no Redis: queue.url is not set and no embedded Valkey was started in {settings.queue.embedded_dir}. "
+            "Run `draftfleet up`, or set queue.url = redis://user:password@host:6379/0."
+        )
+    return url
+
+
+def connect(settings: Settings) -> redis.Redis:
+    """A client that answered. Raises QueueError."""
+    url = redis_url(settings)
+    client = redis.Redis.from_url(
+        url, decode_responses=True, socket_timeout=30, socket_connect_timeout=5, socket_keepalive=True
+    )
+    try:
+        client.ping()
+    except redis.AuthenticationError as error:
+        raise QueueError(f"Redis at {_shown(url)} refused the login: {error}. Check queue.url.") from None
+    except (redis.RedisError, OSError) as error:
+        raise QueueError(
+            f"Redis at {_shown(url)} does not answer: {error}. Start it (`draftfleet up` starts the embedded one) "
+            "or correct queue.url."
+        ) from None
+    return client
+
+
+def make_app(settings: Settings) -> Celery:
+    """The app of every process. Roles register their tasks on it under the names above."""
+    app = Celery("draftfleet", broker=redis_url(settings))
+    app.conf.update(
+        accept_content=["json"],
+        task_serializer="json",
+        broker_connection_max_retries=None,
+        broker_connection_retry_on_startup=True,
+        broker_transport_options={
+            "visibility_timeout": 21_600,
+            "unacked_restore_interval": 5,
+            "unacked_restore_throttle": 1,
+            "unacked_mutex_expire": 15,
+            "queue_order_strategy": "sorted",
+            "socket_timeout": 30,
+            "socket_connect_timeout": 5,
+            "socket_keepalive": True,
+            "health_check_interval": 15,
+        },
+        task_acks_late=True,
+        task_create_missing_queues=True,
+        task_ignore_result=True,
+        task_reject_on_worker_lost=True,
+        task_send_sent_event=True,
+        task_track_started=True,
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+        worker_disable_prefetch=True,
+        worker_hijack_root_logger=False,
+        worker_prefetch_multiplier=1,
+        worker_send_task_events=True,
+    )
+    return app
+
+
+def publish(
+    app: Celery, client: redis.Redis, run: Run, model: str, batches: Iterable[str], *, retry: bool = False
+) -> int:
+    """Put a reference to each batch into the model's queue, or into the one consumed first. Returns how many.
+
+    If it raises, some of the last PUBLISH_BATCH may be queued: publish them all again.
+    """
+    queue = retry_queue(model) if retry else generate_queue(model)
+    published = 0
+    remaining = iter(batches)
+    while chunk := list(islice(remaining, PUBLISH_BATCH)):
+        _publish_chunk(app, run, queue, chunk)
+        note_published(client, run.run_id, chunk)
+        published += len(chunk)
+    return published
+
+
+def _publish_chunk(app: Celery, run: Run, queue: str, batches: Sequence[str]) -> None:
+    with app.amqp.producer_pool.acquire(block=True) as producer, producer.batch(PUBLISH_BATCH):
+        for batch in batches:
+            message = BatchMessage(v=SCHEMA_VERSION, run_id=run.run_id, run=run.name, batch=batch)
+            shown = f"{run.name} {batch}"
+            _send(app, producer, task=GENERATE, queue=queue, body=message.model_dump(), shown=shown)
+
+
+def publish_training(app: Celery, run: Run, drafter: str) -> None:
+    """Ask for a drafter to be trained. Asking twice is harmless: the task holds a claim."""
+    message = TrainMessage(v=SCHEMA_VERSION, run_id=run.run_id, run=run.name, drafter=drafter)
+    with app.amqp.producer_pool.acquire(block=True) as producer:
+        shown = f"{run.name} {drafter}"
+        _send(app, producer, task=TRAIN, queue=TRAIN_QUEUE, body=message.model_dump(), shown=shown)
+
+
+def _send(app: Celery, producer: Any, *, task: str, queue: str, body: dict[str, Any], shown: str) -> None:
+    app.send_task(task, args=[body], queue=queue, producer=producer, argsrepr=shown, kwargsrepr="", ignore_result=True)
+
+
+def note_published(client: redis.Redis, run_id: str, batches: Sequence[str]) -> None:
+    """Remember by Redis' clock when these batches were last published."""
+    now_s, _ = client.time()
+    client.hset(f"draftfleet:{run_id}:published", mapping={batch: int(now_s) for batch in batches})
+
+
+def queued(client: redis.Redis, model: str) -> int:
+    """Messages that wait for workers of this model."""
+    return int(client.llen(generate_queue(model))) + int(client.llen(retry_queue(model)))
+
+
+def _shown(url: str) -> str:
+    options = parse_url(url)
+    return f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
