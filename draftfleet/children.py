@@ -35,7 +35,10 @@ def spawn(
     cwd: Path | None = None,
     stdin: bytes | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a child in a session of its own, so that a Ctrl-C reaches only the parent, with its output in `log`."""
+    """Start a child in a session of its own, so that a Ctrl-C reaches only the parent, with its output in `log`.
+
+    `env` is its whole environment; this process' own where it is None.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     parent_pid = os.getpid()
     with log.open("ab") as output:
@@ -44,7 +47,7 @@ def spawn(
             stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **(env or {})},
+            env=env,
             cwd=cwd,
             start_new_session=True,
             preexec_fn=lambda: die_with_parent(parent_pid),  # noqa: PLW1509  it calls prctl and nothing else

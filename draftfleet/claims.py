@@ -111,7 +111,7 @@ local lapsed = {}
 local all = redis.call('HGETALL', KEYS[1])
 for i = 1, #all, 2 do
   local claim = cjson.decode(all[i + 1])
-  if claim[3] <= now and string.sub(all[i], 1, #ARGV[1]) == ARGV[1] then
+  if claim[3] <= now then
     lapsed[#lapsed + 1] = all[i]
     lapsed[#lapsed + 1] = lapse(KEYS[1], KEYS[2], all[i], claim)
   end
@@ -169,7 +169,7 @@ class Claims:
         """Names with a claim, live or lapsed."""
         return {str(name) for name in self._client.hkeys(self._keys[0])}
 
-    def sweep(self, prefix: str = "") -> list[Lapsed]:
-        """Remove the lapsed claims whose name begins so, count their attempts, and return them: once each, to one caller."""
-        flat = self._sweep(self._keys, [prefix])
+    def sweep(self) -> list[Lapsed]:
+        """Remove the lapsed claims, count their attempts, and return them: each to one caller only."""
+        flat = self._sweep(self._keys)
         return [Lapsed(str(name), int(attempts)) for name, attempts in zip(flat[::2], flat[1::2], strict=True)]

@@ -169,6 +169,17 @@ class Run:
         split = self.split_sizes()
         return [part for batch in self.batches() for part in parts_of(batch, split.get(batch))]
 
+    def outstanding(self) -> list[str]:
+        """Ids of the batches still to be done: no shard of their own or of the batch they were split from, not dead."""
+        done, dead = set(self.done()), set(self.dead())
+        return [
+            part for part in self.work() if part not in done and part not in dead and parent_of(part)[0] not in done
+        ]
+
+    def is_complete(self) -> bool:
+        """Whether the producer is finished and every batch is done or given up."""
+        return self.sealed() is not None and not self.outstanding()
+
     # -- samples
 
     def commit(self, batch: str, samples: list[Sample]) -> bool:

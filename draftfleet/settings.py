@@ -11,6 +11,7 @@ A key that is not here is an error that names its dotted path and the nearest kn
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -280,6 +281,20 @@ def assignment(text: str) -> tuple[str, Any]:
         return path.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return path.strip(), value
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """This process' environment with these settings in it, for a child: secrets travel in no argument list."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
+    values = {name: _plain(getattr(settings, name)) for name in Settings.model_fields}
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
+    return inherited | {ENV_PREFIX + name.upper(): text for name, text in texts.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Section):
+        return {name: _plain(getattr(value, name)) for name in type(value).model_fields}
+    return value.get_secret_value() if isinstance(value, SecretStr) else value
 
 
 def describe() -> Iterator[tuple[str, FieldInfo]]:

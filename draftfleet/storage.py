@@ -45,6 +45,10 @@ class Storage(Protocol):
         """Names of the files in a folder, in no order; nothing if the folder is not there."""
         ...
 
+    def folders(self) -> Iterator[str]:
+        """Names of the folders at the top, in no order."""
+        ...
+
     def delete(self, path: str) -> None:
         """Delete the file if it is there."""
         ...
@@ -92,6 +96,13 @@ class FileStorage:
                 for entry in entries:
                     if not entry.name.startswith(".") and entry.is_file():
                         yield entry.name
+        except FileNotFoundError:
+            return
+
+    def folders(self) -> Iterator[str]:
+        try:
+            with os.scandir(self.root) as entries:
+                yield from (entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
         except FileNotFoundError:
             return
 
