@@ -11,7 +11,6 @@ import os
 import platform
 import secrets
 import shutil
-import socket
 import subprocess
 from importlib import import_module
 from importlib.util import find_spec
@@ -26,6 +25,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 
 from draftfleet import children
 from draftfleet.errors import QueueError, RunBusy
+from draftfleet.ports import free_port, is_free
 
 ADDRESS = "address.json"
 
@@ -113,21 +113,9 @@ def _port_and_password(previous: str | None) -> tuple[int, str]:
     if previous:
         options = parse_url(previous)
         port, password = int(options["port"]), str(options["password"])
-        if _is_free(port):
+        if is_free("127.0.0.1", port):
             return port, password
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1]), secrets.token_urlsafe(24)
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
+    return free_port(), secrets.token_urlsafe(24)
 
 
 def _answers(url: str) -> bool:

@@ -47,6 +47,10 @@ class Reconciler:
         self._runs: dict[str, Run] = {}
         self._finished: dict[str, dict[str, Any] | None] = {}
 
+    def know(self, run: Run) -> None:
+        """Look after this run from now on, without waiting for the next look at the storage."""
+        self._runs.setdefault(run.name, run)
+
     def discover(self) -> list[Run]:
         """The runs to look after, read from storage."""
         for name in self._storage.folders():
@@ -65,7 +69,7 @@ class Reconciler:
         return sum(self._sweep(run) for run in list(self._runs.values()))
 
     def republish(self) -> int:
-        """Compare the storage with the queue and publish what is missing. One process at a time does it; others get 0."""
+        """Compare the storage with the queue and publish what is missing. One process at a time; others get 0."""
         lock = self._client.lock("draftfleet:reconciling", timeout=300, blocking=False)
         if not lock.acquire():
             return 0

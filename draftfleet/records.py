@@ -189,29 +189,21 @@ def _text(value: object) -> str | None:
     return None if value is None else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
+MESSAGE_TEXTS = ("role", "content", "reasoning_content", "tool_call_id", "name")
+"""Fields of a message that are columns of their own when they hold text; all else lies in `extra`, as JSON."""
+
+
 def _message_row(message: dict[str, Any]) -> dict[str, Any]:
-    content = message.get("content")
-    known = {"role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name"}
-    rest = {key: value for key, value in message.items() if key not in known}
-    return {
-        "role": message["role"],
-        "content": content if isinstance(content, str) or content is None else _text(content),
-        "reasoning_content": message.get("reasoning_content"),
-        "tool_calls": _text(message.get("tool_calls")),
-        "tool_call_id": message.get("tool_call_id"),
-        "name": message.get("name"),
-        "extra": _text(rest) if rest or not (isinstance(content, str) or content is None) else None,
-    }
+    texts = {name: message[name] for name in MESSAGE_TEXTS if isinstance(message.get(name), str)}
+    rest = {name: value for name, value in message.items() if name not in texts and name != "tool_calls"}
+    return texts | {"tool_calls": _text(message.get("tool_calls")), "extra": _text(rest or None)}
 
 
 def _message_from_row(row: dict[str, Any]) -> dict[str, Any]:
-    message = {key: value for key, value in row.items() if value is not None and key != "extra"}
-    message.setdefault("content", None)
-    if row.get("tool_calls") is not None:
+    message = {name: row[name] for name in MESSAGE_TEXTS if row[name] is not None}
+    if row["tool_calls"] is not None:
         message["tool_calls"] = json.loads(row["tool_calls"])
-    if row.get("extra") is not None:
-        if isinstance(row["content"], str) and row["content"][:1] in "[{":
-            message["content"] = json.loads(row["content"])
+    if row["extra"] is not None:
         message.update(cast(dict[str, Any], json.loads(row["extra"])))
     return message
 

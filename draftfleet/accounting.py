@@ -1,0 +1,143 @@
+"""Where every row of a run stands. Two identities hold at any moment, and nothing else exists:
+
+    lines read       = prompts + duplicates + malformed + rejected      (the producer's, per pass)
+    expected samples = ok + truncated + failed + pending
+
+`expected` comes from the producer's totals once the run is sealed, and the other side from shards, dead letters and
+outstanding batches, so that the second identity is a check and not a definition.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from draftfleet.errors import CorruptFile
+from draftfleet.records import Sample
+from draftfleet.runs import Counts, Run, best, parent_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accounting:
+    """The rows of a run by outcome, and its batches by state. `expected` is None until the run is sealed."""
+
+    run: str
+    expected: int | None
+    ok: int
+    truncated: int
+    failed: int
+    pending: int
+    tokens: int
+    mismatched: int
+    batches: int
+    done: int
+    split: int
+    dead: int
+    corrupt: list[str] = field(default_factory=list[str])
+
+    @property
+    def rows(self) -> int:
+        """All rows known so far."""
+        return self.ok + self.truncated + self.failed + self.pending
+
+    @property
+    def holds(self) -> bool:
+        """Whether the identity holds. True while the run is not sealed: there is nothing to compare with."""
+        return self.expected is None or self.expected == self.rows
+
+    @property
+    def is_complete(self) -> bool:
+        return self.expected is not None and self.pending == 0
+
+
+class Accountant:
+    """Accounts for one run, again and again: what cannot change any more is read once."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._counts: dict[str, Counts] = {}
+        self._sizes: dict[str, int] = {}
+
+    def account(self) -> Accounting:
+        """Read the run from storage. Raises CorruptFile if run.json or a prompt shard is."""
+        sealed = self.run.sealed()  # first: what is sealed is then listed
+        split, dead = self.run.split_sizes(), self.run.dead()
+        done = self.run.done()
+        outstanding = self.run.outstanding()
+        counts, corrupt = self._done(done, split, dead)
+        return Accounting(
+            run=self.run.name,
+            expected=None if sealed is None else int(sealed["prompts"]),
+            ok=counts.ok,
+            truncated=counts.truncated,
+            failed=counts.failed,
+            pending=sum(self._size(batch) for batch in [*outstanding, *corrupt]),
+            tokens=counts.tokens,
+            mismatched=counts.mismatched,
+            batches=len(self.run.batches()),
+            done=len(done) - len(corrupt),
+            split=len(split),
+            dead=len(dead),
+            corrupt=corrupt,
+        )
+
+    def _done(self, done: Sequence[str], split: dict[str, int], dead: dict[str, Sample]) -> tuple[Counts, list[str]]:
+        """Counts over all shards and dead letters, each row once, and the shards that cannot be read."""
+        total, corrupt = Counts(), list[str]()
+        families: dict[str, list[str]] = defaultdict(list)
+        for batch in done:
+            if parent_of(batch)[0] in split:
+                families[parent_of(batch)[0]].append(batch)
+                continue
+            try:
+                total += self._of(batch)
+            except CorruptFile:
+                corrupt.append(batch)
+        for parent in split:
+            try:
+                samples = [sample for batch in families[parent] for sample in self.run.read_samples(batch)]
+            except CorruptFile:
+                corrupt.extend(families[parent])
+                continue
+            samples += [sample for batch, sample in dead.items() if parent_of(batch)[0] == parent]
+            total += Counts.of(best(samples).values())
+        total += Counts.of(sample for batch, sample in dead.items() if parent_of(batch)[0] not in split)
+        return total, corrupt
+
+    def _of(self, batch: str) -> Counts:
+        if batch not in self._counts:
+            self._counts[batch] = self.run.counts(batch)
+        return self._counts[batch]
+
+    def _size(self, batch: str) -> int:
+        if parent_of(batch)[1] is not None:
+            return 1
+        if batch not in self._sizes:
+            self._sizes[batch] = len(self.run.read_prompts(batch))
+        return self._sizes[batch]
+
+
+def repair(run: Run) -> list[str]:
+    """Move shards that cannot be read aside, so that their batches are done again. Returns their batches.
+
+    Reads every shard whole, since a footer can be sound where a page is not.
+    """
+    moved: list[str] = []
+    for batch in run.done():
+        try:
+            run.read_samples(batch)
+        except CorruptFile:
+            run.set_aside(batch)
+            moved.append(batch)
+    return moved
+
+
+def to_json(accounting: Accounting) -> dict[str, Any]:
+    names = ("run", "expected", "ok", "truncated", "failed", "pending", "tokens", "mismatched")
+    batches = {name: getattr(accounting, name) for name in ("batches", "done", "split", "dead", "corrupt")}
+    return {name: getattr(accounting, name) for name in names} | {
+        "batches": batches,
+        "identity_holds": accounting.holds,
+    }

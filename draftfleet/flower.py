@@ -1,0 +1,30 @@
+"""Flower, the web page on the workers, as this project runs it."""
+
+from __future__ import annotations
+
+import secrets
+
+from draftfleet.ports import free_port
+from draftfleet.queue import make_app
+from draftfleet.settings import Settings
+
+
+def serve(settings: Settings) -> int:
+    """Run Flower in this process until it is told to stop. The login stays out of the argument list."""
+    user, password = settings.flower.user, settings.flower.password
+    login = f"{user}:{password.get_secret_value() if password else secrets.token_urlsafe(12)}"
+    port = settings.flower.port or free_port(settings.flower.address)
+    if password is None:
+        print(f"Flower: http://{settings.flower.address}:{port}/ login {login}", flush=True)
+    make_app(settings).start(
+        [
+            "flower",
+            f"--address={settings.flower.address}",
+            f"--port={port}",
+            f"--basic_auth={login}",
+            "--max_tasks=10000",
+            "--purge_offline_workers=600",
+            "--logging=warning",
+        ]
+    )
+    return 0

@@ -1,0 +1,169 @@
+"""`draftfleet status`: the rows and batches of a run, its drafters and the workers, for a person or as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import redis
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from draftfleet import accounting, live
+from draftfleet.accounting import Accountant
+from draftfleet.errors import QueueError
+from draftfleet.queue import connect, make_app, queued
+from draftfleet.reconcile import Reconciler, model_of
+from draftfleet.runs import Run
+from draftfleet.settings import Settings
+from draftfleet.storage import open_storage
+
+WATCH_S = 2.0
+"""Seconds between two looks with --watch."""
+
+
+def show(settings: Settings, *, watch: bool, as_json: bool, repair: bool) -> int:
+    """Print the state of the run. Exit code 0; 1 if the accounting identity does not hold or shards are corrupt."""
+    run = Run.open(open_storage(settings.storage.url), settings.run)
+    if repair:
+        _repair(settings, run)
+    accountant = Accountant(run)
+    if watch and not as_json:
+        return _watch(settings, accountant)
+    state = collect(settings, accountant)
+    if as_json:
+        print(json.dumps(state))
+    else:
+        Console().print(render(state))
+    return 0 if state["identity_holds"] and not state["batches"]["corrupt"] else 1
+
+
+def collect(settings: Settings, accountant: Accountant) -> dict[str, Any]:
+    """The state as plain data. Redis being away is part of the state, not an error."""
+    state = accounting.to_json(accountant.account())
+    run = accountant.run
+    state["drafters"] = drafters(run)
+    try:
+        client = connect(settings)
+        state["queue"] = {"waiting": queued(client, model_of(run)), "error": None}
+        state["workers"] = [report.to_json() for report in live.read(client)]
+    except (QueueError, redis.RedisError) as error:
+        state["queue"] = {"waiting": None, "error": str(error)}
+        state["workers"] = []
+    return state
+
+
+def drafters(run: Run) -> dict[str, Any]:
+    """The live progress of each drafter of the run."""
+    found: dict[str, Any] = {}
+    for path in sorted(run.drafter_dir(".").glob("*/progress.json")):
+        found[path.parent.name] = json.loads(path.read_text())
+    return found
+
+
+def render(state: dict[str, Any]) -> RenderableType:
+    """Tables of the state: rows, workers, drafters, and what needs a person."""
+    parts: list[RenderableType] = [_rows(state)]
+    if state["workers"]:
+        parts.append(_workers(state["workers"]))
+    if state["drafters"]:
+        parts.append(_drafters(state["drafters"]))
+    parts += [Text(warning, style="yellow") for warning in warnings(state)]
+    return Group(*parts)
+
+
+def warnings(state: dict[str, Any]) -> list[str]:
+    """What a person should know, each with what to do."""
+    found: list[str] = []
+    batches = state["batches"]
+    if state["queue"]["error"]:
+        found.append(state["queue"]["error"])
+    if batches["corrupt"]:
+        names = ", ".join(batches["corrupt"][:5])
+        found.append(f"{len(batches['corrupt'])} shards cannot be read ({names}): run `draftfleet status --repair`.")
+    if batches["dead"]:
+        found.append(f"{batches['dead']} rows were given up: see {state['run']}/dead/ in the storage.")
+    if state["mismatched"]:
+        found.append(f"{state['mismatched']} rows have ids that do not match the server's count: kept, not trained on.")
+    if state["expected"] is None:
+        found.append("the producer has not finished: totals are not final.")
+    if not state["identity_holds"]:
+        found.append("the rows do not add up to what was produced: please report this with the run's folder listing.")
+    if state["pending"] and not state["workers"] and not state["queue"]["error"]:
+        found.append("rows are pending and no worker is there: start `draftfleet work --servers URL,...`.")
+    return found
+
+
+def _repair(settings: Settings, run: Run) -> None:
+    moved = accounting.repair(run)
+    for batch in moved:
+        print(f"moved aside: shard {batch}", file=sys.stderr)
+    reconciler = Reconciler(make_app(settings), connect(settings), run.storage, settings.claims)
+    published = reconciler.republish()
+    print(f"{len(moved)} shards moved aside, {published} batches published again", file=sys.stderr)
+
+
+def _watch(settings: Settings, accountant: Accountant) -> int:
+    with Live(console=Console(), auto_refresh=False, screen=False) as display:
+        while True:
+            state = collect(settings, accountant)
+            display.update(render(state), refresh=True)
+            if state["expected"] is not None and not state["pending"]:
+                return 0
+            time.sleep(WATCH_S)
+
+
+def _rows(state: dict[str, Any]) -> Table:
+    table = Table(title=f"run {state['run']}", title_justify="left")
+    columns = ("ok", "truncated", "failed", "pending", "tokens")
+    for name in ("expected", *columns, "batches done", "queue"):
+        table.add_column(name, justify="right")
+    batches = state["batches"]
+    expected = "…" if state["expected"] is None else f"{state['expected']:,}"
+    waiting = state["queue"]["waiting"]
+    table.add_row(
+        expected,
+        *(f"{state[name]:,}" for name in columns),
+        f"{batches['done']}/{batches['batches']}",
+        "away" if waiting is None else str(waiting),
+    )
+    return table
+
+
+def _workers(workers: list[dict[str, Any]]) -> Table:
+    table = Table(title="workers", title_justify="left")
+    for name in ("worker", "state", "server", "server state", "in flight", "limit", "rows", "tok/s"):
+        table.add_column(name, justify="left" if "s" in name[:1] or name == "worker" else "right")
+    for worker in workers:
+        for server in worker["servers"]:
+            table.add_row(
+                worker["process"],
+                worker["state"],
+                server["url"],
+                server["state"],
+                str(server["in_flight"]),
+                str(server["limit"]),
+                f"{server['rows']:,}",
+                f"{server['tokens_per_s']:,.0f}",
+            )
+    return table
+
+
+def _drafters(drafters: dict[str, Any]) -> Table:
+    table = Table(title="drafters", title_justify="left")
+    for name in ("drafter", "step", "loss", "tokens", "tok/s", "rows"):
+        table.add_column(name, justify="left" if name == "drafter" else "right")
+    for name, progress in drafters.items():
+        table.add_row(
+            name,
+            f"{progress['step']}/{progress['max_steps']}",
+            f"{progress['loss']:.3f}" if progress["loss"] is not None else "",
+            f"{progress['tokens']:,}",
+            f"{progress['tokens_per_s']:,.0f}",
+            f"{progress['rows_admitted']:,}",
+        )
+    return table

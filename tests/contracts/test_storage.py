@@ -1,0 +1,111 @@
+"""What every storage must do, run against each implementation."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from draftfleet.errors import StorageError, StorageUnsafe, StorageUnwritable
+from draftfleet.storage import FileStorage, Storage, open_storage, probe
+
+
+@pytest.fixture(params=["file"])
+def any_storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    return {"file": lambda: FileStorage(tmp_path / "shared")}[request.param]()
+
+
+def test_the_first_put_wins_and_the_second_is_told_so(any_storage: Storage) -> None:
+    assert any_storage.put_if_absent("a/b.txt", b"first") is True
+
+    assert any_storage.put_if_absent("a/b.txt", b"second") is False
+    assert any_storage.read("a/b.txt") == b"first"
+
+
+def _race(url: str, number: int, answers: multiprocessing.Queue[tuple[int, int, bool]]) -> None:
+    storage = open_storage(url)
+    for path in range(50):
+        answers.put((path, number, storage.put_if_absent(f"race/{path}", str(number).encode() * 1000)))
+
+
+def test_of_racing_processes_exactly_one_wins_each_path_and_its_bytes_are_there(any_storage: Storage) -> None:
+    context = multiprocessing.get_context("spawn")
+    answers: multiprocessing.Queue[tuple[int, int, bool]] = context.Queue()
+    racers = [context.Process(target=_race, args=(any_storage.url, number, answers)) for number in range(3)]
+
+    for racer in racers:
+        racer.start()
+    results = [answers.get(timeout=60) for _ in range(150)]
+    for racer in racers:
+        racer.join()
+
+    wins = {path: number for path, number, won in results if won}
+    assert Counter(path for path, _, won in results if won) == Counter(range(50))
+    assert all(any_storage.read(f"race/{path}") == str(number).encode() * 1000 for path, number in wins.items())
+
+
+def test_put_replaces_and_leaves_no_other_file(any_storage: Storage) -> None:
+    any_storage.put("folder/control.json", b"one")
+
+    any_storage.put("folder/control.json", b"two")
+
+    assert any_storage.read("folder/control.json") == b"two"
+    assert list(any_storage.list("folder")) == ["control.json"]
+
+
+def test_what_is_not_there_is_absent_and_not_an_error_to_list_or_delete(any_storage: Storage) -> None:
+    assert not any_storage.exists("nothing")
+    assert list(any_storage.list("nowhere")) == []
+    any_storage.delete("nothing")
+    with pytest.raises(FileNotFoundError):
+        any_storage.read("nothing")
+
+
+def test_folders_at_the_top_are_listed_without_files_and_hidden_ones(any_storage: Storage) -> None:
+    any_storage.put("run-a/run.json", b"{}")
+    any_storage.put("run-b/run.json", b"{}")
+    any_storage.put("file", b"")
+    probe(any_storage)
+
+    assert sorted(any_storage.folders()) == ["run-a", "run-b"]
+
+
+def test_the_probe_passes_and_leaves_nothing(any_storage: Storage) -> None:
+    probe(any_storage)
+
+    assert list(any_storage.list(".probe")) == []
+
+
+def test_the_probe_refuses_a_storage_that_overwrites(tmp_path: Path) -> None:
+    class Overwriting(FileStorage):
+        def put_if_absent(self, path: str, data: bytes) -> bool:
+            self.put(path, data)
+            return True
+
+    with pytest.raises(StorageUnsafe, match="two writers"):
+        probe(Overwriting(tmp_path))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
+def test_a_full_or_read_only_folder_says_so_and_leaves_no_half_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    storage = FileStorage(tmp_path)
+
+    def fail(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fail)
+
+    with pytest.raises(StorageUnwritable, match=os.strerror(number)):
+        storage.put_if_absent("samples/x", b"data")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_an_unknown_scheme_is_named_with_what_is_allowed() -> None:
+    with pytest.raises(StorageError, match=r"gopher:// is not known; use file://"):
+        open_storage("gopher://host/path")

@@ -1,0 +1,87 @@
+"""Publishing: references only, small, begun batches first."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+import redis
+
+from draftfleet.errors import QueueError
+from draftfleet.queue import connect, generate_queue, make_app, publish, queued, retry_queue
+from draftfleet.records import BatchMessage
+from draftfleet.runs import Run, batch_id
+from draftfleet.settings import Settings
+
+MODEL = "tiny"
+
+
+@pytest.fixture
+def client(settings: Settings) -> redis.Redis:
+    return connect(settings)
+
+
+def test_a_message_is_a_small_reference(settings: Settings, client: redis.Redis, run: Run) -> None:
+    assert publish(make_app(settings), client, run, MODEL, [batch_id("train", 7)]) == 1
+
+    [raw] = client.lrange(generate_queue(MODEL), 0, -1)
+    body = base64.b64decode(json.loads(raw)["body"])
+    assert json.loads(body)[0] == [{"v": 1, "run_id": run.run_id, "run": "run", "batch": "train-000007"}]
+    assert len(raw) < 1500
+
+
+def test_a_group_larger_than_one_round_trip_arrives_whole_and_in_order(
+    settings: Settings, client: redis.Redis, run: Run
+) -> None:
+    batches = [batch_id("train", number) for number in range(1201)]
+
+    assert publish(make_app(settings), client, run, MODEL, iter(batches)) == 1201
+
+    shown = [json.loads(raw)["headers"]["argsrepr"] for raw in client.lrange(generate_queue(MODEL), 0, -1)]
+    assert [text.split()[1] for text in reversed(shown)] == batches
+    assert client.hlen(f"draftfleet:{run.run_id}:published") == 1201
+
+
+def test_batches_that_somebody_began_are_consumed_first(settings: Settings, client: redis.Redis, run: Run) -> None:
+    app = make_app(settings)
+    publish(app, client, run, MODEL, [batch_id("train", number) for number in range(3)])
+    publish(app, client, run, MODEL, [batch_id("train", 9)], retry=True)
+    assert queued(client, MODEL) == 4
+
+    arrived: list[str] = []
+
+    def note(body: Any, message: Any) -> None:
+        arrived.append(body[0][0]["batch"])
+        message.ack()
+
+    with app.connection_for_read() as connection:
+        queues = [app.amqp.queues.select_add(name) for name in (generate_queue(MODEL), retry_queue(MODEL))]
+        consumer = app.amqp.TaskConsumer(connection.channel(), queues=queues)
+        consumer.callbacks = [note]
+        with consumer:
+            consumer.qos(prefetch_count=1)
+            while len(arrived) < 4:
+                connection.drain_events(timeout=10)
+
+    assert arrived[0] == batch_id("train", 9)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"v": 99}, "version 99"),
+        ({"batch": "../../etc/passwd"}, "batch"),
+        ({"run": "a/b"}, "run"),
+        ({"run_id": "zz"}, "run_id"),
+        ({"prompt": "text"}, "prompt"),
+        ({"batch": 7}, "batch"),
+    ],
+)
+def test_a_message_that_is_not_ours_is_refused_with_the_reason(change: dict[str, Any], complaint: str) -> None:
+    good = {"v": 1, "run_id": "0" * 32, "run": "run", "batch": "train-000001"}
+    assert BatchMessage.parse(good).batch == "train-000001"
+
+    with pytest.raises(QueueError, match=complaint):
+        BatchMessage.parse(good | change)

@@ -1,0 +1,178 @@
+"""Whatever the queue lost is published again; whatever kills its worker is cornered, and its neighbours go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+from draftfleet.accounting import Accountant
+from draftfleet.claims import Claims
+from draftfleet.queue import TRAIN_QUEUE, connect, generate_queue, make_app, publish, retry_queue
+from draftfleet.reconcile import TRAIN_CLAIM, Reconciler
+from draftfleet.records import Prompt, Sample
+from draftfleet.runs import Run, batch_id, parts_of
+from draftfleet.settings import Settings, load
+from draftfleet.storage import FileStorage
+
+Until = Callable[..., Any]
+MODEL = "tiny"
+BATCH = batch_id("train", 0)
+
+
+@pytest.fixture
+def client(settings: Settings) -> redis.Redis:
+    return connect(settings)
+
+
+@pytest.fixture
+def app(settings: Settings) -> Celery:
+    return make_app(settings)
+
+
+@pytest.fixture
+def knobs() -> Any:
+    return load(flags={"claims.ttl_s": 0.02, "claims.max_attempts": 2, "claims.grace_s": 0.1}).claims
+
+
+@pytest.fixture
+def reconciler(app: Celery, client: redis.Redis, storage: FileStorage, knobs: Any, run: Run) -> Reconciler:
+    reconciler = Reconciler(app, client, storage, knobs, {MODEL})
+    assert [known.name for known in reconciler.discover()] == ["run"]
+    return reconciler
+
+
+def lapse(client: redis.Redis, run: Run, knobs: Any, name: str, reconciler: Reconciler, until: Until) -> None:
+    Claims(client, run.run_id, knobs, "victim").take(name)
+    until(reconciler.sweep)
+
+
+def test_the_batch_of_a_dead_holder_goes_to_the_queue_that_is_consumed_first(
+    reconciler: Reconciler, client: redis.Redis, run: Run, knobs: Any, until: Until, make_prompts: Any
+) -> None:
+    run.write_prompts(BATCH, make_prompts(3))
+
+    lapse(client, run, knobs, BATCH, reconciler, until)
+
+    assert client.llen(retry_queue(MODEL)) == 1
+    assert reconciler.sweep() == 0
+
+
+def test_a_batch_whose_shard_came_late_is_not_published_again(
+    reconciler: Reconciler, client: redis.Redis, run: Run, knobs: Any, until: Until, make_prompts: Any, make_sample: Any
+) -> None:
+    run.write_prompts(BATCH, make_prompts(1))
+    run.commit(BATCH, [make_sample(prompt) for prompt in run.read_prompts(BATCH)])
+
+    lapse(client, run, knobs, BATCH, reconciler, until)
+
+    assert client.llen(retry_queue(MODEL)) == 0
+
+
+def test_a_batch_out_of_attempts_is_split_and_only_its_lone_bad_row_is_given_up(
+    reconciler: Reconciler,
+    client: redis.Redis,
+    run: Run,
+    knobs: Any,
+    until: Until,
+    make_prompts: Callable[..., list[Prompt]],
+    make_sample: Callable[..., Sample],
+) -> None:
+    run.write_prompts(BATCH, make_prompts(3))
+    run.seal({"prompts": 3})
+    first, bad, last = parts_of(BATCH, 3)
+
+    for _ in range(2):
+        lapse(client, run, knobs, BATCH, reconciler, until)
+
+    assert run.outstanding() == [first, bad, last]
+    assert client.llen(retry_queue(MODEL)) == 1 + 3
+
+    for _ in range(2):
+        lapse(client, run, knobs, bad, reconciler, until)
+    for batch in (first, last):
+        run.commit(batch, [make_sample(prompt, batch) for prompt in run.read_prompts(batch)])
+
+    accounting = Accountant(run).account()
+    assert (accounting.ok, accounting.failed, accounting.pending, accounting.dead) == (2, 1, 0, 1)
+    assert accounting.holds
+    assert "the only one of its batch" in str(run.dead()[bad].error)
+
+
+def test_a_message_that_was_lost_is_replaced_once_the_queue_is_empty(
+    reconciler: Reconciler, client: redis.Redis, app: Celery, run: Run, make_prompts: Any, until: Until
+) -> None:
+    lost, done = batch_id("train", 0), batch_id("train", 1)
+    run.write_prompts(lost, make_prompts(1))
+    run.write_prompts(done, make_prompts(1, start=1))
+    publish(app, client, run, MODEL, [lost, done])
+    assert reconciler.republish() == 0
+
+    client.delete(generate_queue(MODEL))
+
+    assert until(reconciler.republish) == 2
+    assert client.llen(retry_queue(MODEL)) == 2
+
+
+def test_a_wiped_redis_is_refilled_from_storage(
+    reconciler: Reconciler, client: redis.Redis, app: Celery, run: Run, make_prompts: Any, make_sample: Any
+) -> None:
+    for number in range(4):
+        run.write_prompts(batch_id("train", number), make_prompts(1, start=number))
+    publish(app, client, run, MODEL, run.batches())
+    run.commit(BATCH, [make_sample(prompt) for prompt in run.read_prompts(BATCH)])
+
+    client.flushall()
+
+    assert reconciler.republish() == 3
+
+
+def test_a_claimed_batch_is_left_to_its_holder(
+    app: Celery, client: redis.Redis, storage: FileStorage, settings: Settings, run: Run, make_prompts: Any
+) -> None:
+    run.write_prompts(BATCH, make_prompts(1))
+    claims = Claims(client, run.run_id, settings.claims, "worker")
+    claims.take(BATCH)
+
+    assert Reconciler(app, client, storage, settings.claims).republish() == 0
+
+
+def test_one_process_at_a_time_compares_storage_and_queue(
+    reconciler: Reconciler, client: redis.Redis, run: Run, make_prompts: Any
+) -> None:
+    run.write_prompts(BATCH, make_prompts(1))
+    other = client.lock("draftfleet:reconciling", timeout=0.2, blocking=False)
+    assert other.acquire()
+
+    assert reconciler.republish() == 0
+
+
+def test_a_reconciler_that_dies_holding_its_lock_is_succeeded(
+    reconciler: Reconciler, client: redis.Redis, run: Run, make_prompts: Any, until: Until
+) -> None:
+    run.write_prompts(BATCH, make_prompts(1))
+    client.lock("draftfleet:reconciling", timeout=0.2, blocking=False).acquire()
+
+    assert until(reconciler.republish) == 1
+
+
+def test_a_trainer_that_died_is_asked_again_until_it_is_out_of_attempts(
+    reconciler: Reconciler, client: redis.Redis, run: Run, knobs: Any, until: Until
+) -> None:
+    lapse(client, run, knobs, TRAIN_CLAIM + "eagle3", reconciler, until)
+    assert client.llen(TRAIN_QUEUE) == 1
+
+    lapse(client, run, knobs, TRAIN_CLAIM + "eagle3", reconciler, until)
+    assert client.llen(TRAIN_QUEUE) == 1
+
+
+def test_runs_of_other_models_and_folders_that_are_no_runs_are_left_alone(
+    app: Celery, client: redis.Redis, storage: FileStorage, knobs: Any, run: Run
+) -> None:
+    (storage.root / "somebodys-notes").mkdir()
+    Run.create(storage, "other", {"target.model": "large"}, {})
+
+    assert [known.name for known in Reconciler(app, client, storage, knobs, {MODEL}).discover()] == ["run"]
