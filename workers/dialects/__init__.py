@@ -21,7 +21,7 @@ DIALECTS = {
     "transformers": "workers.dialects.transformers",
     "openai": "workers.dialects.openai",
 }
-"""Name of a dialect and its module, in the order in which `detect` asks them. `openai` fits any server, so it is last."""
+"""Name of a dialect and its module, in the order in which `detect` asks. `openai` fits any server, so it is last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ def detect(models: Mapping[str, Any], metrics: str, headers: Mapping[str, str]) 
 
 
 def decode(raw: str | bytes) -> dict[str, Any]:
-    """The JSON object in the body of an HTTP 200. Raises Transient on anything else: a proxy, or a server that broke."""
+    """The JSON object in the body of an HTTP 200. Raises Transient on anything else: a proxy or server that broke."""
     try:
         body = json.loads(raw)
     except ValueError:

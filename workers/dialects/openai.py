@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, cast
 
@@ -116,8 +116,8 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
         when = parsedate_to_datetime(value)
     except ValueError:
         return None
-    when = when if when.tzinfo else when.replace(tzinfo=timezone.utc)
-    return max((when - datetime.now(timezone.utc)).total_seconds(), 0.0)
+    when = when if when.tzinfo else when.replace(tzinfo=UTC)
+    return max((when - datetime.now(UTC)).total_seconds(), 0.0)
 
 
 def recognizes(models: Mapping[str, Any], metrics: str, headers: Mapping[str, str]) -> bool:

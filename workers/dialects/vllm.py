@@ -9,10 +9,11 @@ from typing import Any, cast
 from draftfleet.records import Conversation
 from draftfleet.settings import Sampling
 from workers.dialects import Completion, openai
-from workers.dialects.openai import classify as classify
 
 NAME = "vllm"
 GIVES_TOKEN_IDS = True
+
+classify = openai.classify
 
 
 def request(
