@@ -1,11 +1,11 @@
-"""What the workers say of themselves while they run: for `draftfleet status` and the progress bars. Nothing depends on it.
+"""What the workers say of themselves while they run, for `draftfleet status` and progress bars. Nothing depends on it.
 
-    draftfleet:live:PROCESS    JSON of one WorkerReport; gone LIVE_S seconds after its process fell silent
+draftfleet:live:PROCESS    JSON of one WorkerReport; gone LIVE_S seconds after its process fell silent
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import redis
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -63,6 +63,9 @@ class WorkerReport(Part):
     rows_waiting: int = 0
     rows_in_flight: int = 0
     runs: list[RunReport] = Field(default_factory=list[RunReport])
+
+    def to_json(self) -> dict[str, Any]:
+        return self.model_dump()
 
 
 def publish(client: redis.Redis, report: WorkerReport) -> None:

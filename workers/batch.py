@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass, field
 
 from draftfleet.claims import Claims, Holding
@@ -51,12 +52,15 @@ class Batch:
     claims: Claims
     token: str
     attempt: int
-    prompts: list[Prompt]
-    task_id: str = ""
+    task_id: str
+    taken_at: float = field(default_factory=time.monotonic)
+    prompts: list[Prompt] = field(default_factory=list[Prompt])
+    is_submitted: bool = False
     finished: dict[str, Sample] = field(default_factory=dict[str, Sample])
     stopped: str | None = None
     num_saved: int = 0
     _unsaved: list[Sample] = field(default_factory=list[Sample])
+    _is_open: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _ended: threading.Event = field(default_factory=threading.Event)
 
@@ -71,11 +75,13 @@ class Batch:
 
     @property
     def is_complete(self) -> bool:
-        return len(self.finished) == len(self.prompts)
+        return self._is_open and len(self.finished) == len(self.prompts)
 
-    def adopt(self, earlier: dict[str, Sample]) -> None:
-        """Take over rows that earlier holders finished."""
+    def open(self, prompts: list[Prompt], earlier: dict[str, Sample]) -> None:
+        """Begin with what is to be done, and what earlier holders finished of it."""
+        self.prompts = prompts
         self.finished.update(earlier)
+        self._is_open = True
         self._end_if_complete()
 
     def finish(self, sample: Sample) -> None:

@@ -26,9 +26,15 @@ class Clearance:
     """`on_change` is called when a server was cleared, `fatal` with the error that must stop the worker."""
 
     def __init__(
-        self, client: Client, servers: Servers, tokenizer: TargetTokenizer | None, fatal: Callable[[DraftfleetError], object],
-        *, request_timeout_s: float, context_tokens: int | None,
-    ) -> None:  # fmt: skip
+        self,
+        client: Client,
+        servers: Servers,
+        tokenizer: TargetTokenizer | None,
+        fatal: Callable[[DraftfleetError], object],
+        *,
+        request_timeout_s: float,
+        context_tokens: int | None,
+    ) -> None:
         self.on_change: Callable[[], object] = lambda: None
         self._client = client
         self._servers = servers
@@ -113,9 +119,13 @@ class Clearance:
             log.warning(event("canary warned", **fields, warning=warning))
         log.info(
             event(
-                "canary passed", **fields, dialect=report.dialect, context_tokens=report.context_tokens,
-                seconds=report.seconds, seconds_per_token=report.seconds_per_token,
-            )  # fmt: skip
+                "canary passed",
+                **fields,
+                dialect=report.dialect,
+                context_tokens=report.context_tokens,
+                seconds=report.seconds,
+                seconds_per_token=report.seconds_per_token,
+            )
         )
 
 

@@ -134,7 +134,7 @@ class Generator:
 
 
 def row_seed(seed: int | None, row_key: str) -> int | None:
-    """A seed of its own for each row: one for all would make equal prompts' answers equal, and unequal ones' related."""
+    """A seed of its own for each row: one for all would make the answers to equal prompts equal."""
     if seed is None:
         return None
     return int.from_bytes(hashlib.sha256(f"{seed}:{row_key}".encode()).digest()[:4]) >> 1

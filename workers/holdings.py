@@ -31,6 +31,7 @@ class Holdings:
         self._guard = guard
         self._on_lost = on_lost
         self._lock = threading.Lock()
+        self._freed = threading.Condition(self._lock)
         self._saving = threading.Lock()
         self._reserved: set[Key] = set()
         self._batches: dict[Key, tuple[Batch, Partials]] = {}
@@ -56,6 +57,13 @@ class Holdings:
         with self._lock:
             self._batches.pop(key, None)
             self._reserved.discard(key)
+            self._freed.notify_all()
+
+    def wait_until_free(self, timeout_s: float) -> int:
+        """Until every task has ended. Returns how many have not."""
+        with self._lock:
+            self._freed.wait_for(lambda: not self._reserved, timeout_s)
+            return len(self._reserved)
 
     def all(self) -> list[Batch]:
         with self._lock:

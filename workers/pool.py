@@ -1,8 +1,8 @@
 """One pool of rows over all servers: a slot that gets free takes the next row at once. Lives in the event loop.
 
-    waiting -> in flight -> finished
-       ^          |
-       +- later <-+   a transient fault: back-off without a slot, then elsewhere if possible
+waiting -> in flight -> finished
+   ^          |
+   +- later <-+   a transient fault: back-off without a slot, then elsewhere if possible
 """
 
 from __future__ import annotations
@@ -53,9 +53,15 @@ class Pool:
     """`fatal` is told of errors after which no row can succeed."""
 
     def __init__(
-        self, servers: Servers, ask: Ask, refuse: Refuse, clear: Clear, fatal: Callable[[DraftfleetError], object],
-        *, max_tries: int,
-    ) -> None:  # fmt: skip
+        self,
+        servers: Servers,
+        ask: Ask,
+        refuse: Refuse,
+        clear: Clear,
+        fatal: Callable[[DraftfleetError], object],
+        *,
+        max_tries: int,
+    ) -> None:
         self._servers = servers
         self._ask = ask
         self._refuse = refuse
@@ -196,9 +202,14 @@ class Pool:
         delay_s = min(LONGEST_BACKOFF_S, 0.5 * 2 ** (row.tries - 1)) * random.uniform(0.5, 1.0)
         log.info(
             event(
-                "row to be tried again", batch=row.batch.name, row=row.prompt.row_key, server=server.url,
-                tries=row.tries, seconds=delay_s, error=str(fault),
-            )  # fmt: skip
+                "row to be tried again",
+                batch=row.batch.name,
+                row=row.prompt.row_key,
+                server=server.url,
+                tries=row.tries,
+                seconds=delay_s,
+                error=str(fault),
+            )
         )
         self._later[row] = asyncio.get_running_loop().call_later(delay_s, self._again, row)
 
