@@ -72,20 +72,14 @@ def command(tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("DRAFTFLEET_")}
-    return clean | {"PYTHONPATH": str(tmp_path)}
-
-
-@pytest.fixture
-def run(tmp_path: Path, environment: dict[str, str]) -> Callable[..., Result]:
+def call(tmp_path: Path) -> Callable[..., Result]:
     """Run a command line in an empty folder."""
 
     def start(*args: str, command: list[str] | None = None, **env: str) -> Result:
         return subprocess.run(
             [*(command or [sys.executable, "-m", "draftfleet"]), *args],
             cwd=tmp_path,
-            env=environment | env,
+            env=os.environ | {"PYTHONPATH": str(tmp_path)} | env,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -96,9 +90,9 @@ def run(tmp_path: Path, environment: dict[str, str]) -> Callable[..., Result]:
     return start
 
 
-def test_help_lists_every_verb_and_the_version_is_the_packages(run: Callable[..., Result]) -> None:
-    help_ = run("--help")
-    version = run("--version")
+def test_help_lists_every_verb_and_the_version_is_the_packages(call: Callable[..., Result]) -> None:
+    help_ = call("--help")
+    version = call("--version")
 
     assert help_.returncode == 0
     verbs = {line.split()[0] for line in help_.stdout.partition("Commands:")[2].splitlines() if line.strip()}
@@ -107,7 +101,7 @@ def test_help_lists_every_verb_and_the_version_is_the_packages(run: Callable[...
 
 
 @pytest.mark.parametrize("args", [["--help"], ["--version"], ["work", "--help"]])
-def test_help_imports_nothing_heavy(run: Callable[..., Result], args: list[str]) -> None:
+def test_help_imports_nothing_heavy(call: Callable[..., Result], args: list[str]) -> None:
     code = (
         "import sys\n"
         "from draftfleet import cli\n"
@@ -115,7 +109,7 @@ def test_help_imports_nothing_heavy(run: Callable[..., Result], args: list[str])
         f"finally: print('heavy:', *(name for name in {HEAVY} if name in sys.modules), file=sys.stderr)"
     )
 
-    result = run(*args, command=[sys.executable, "-c", code])
+    result = call(*args, command=[sys.executable, "-c", code])
 
     assert result.returncode == 0
     assert result.stderr == "heavy:\n"
@@ -136,9 +130,9 @@ def test_every_verb_names_a_function_that_is_there(verb: str) -> None:
 
 
 def test_a_result_is_one_json_line_on_stdout_and_a_summary_on_stderr(
-    run: Callable[..., Result], command: list[str]
+    call: Callable[..., Result], command: list[str]
 ) -> None:
-    result = run("succeed", "produce", "x.jsonl", "--run", "r1", command=command)
+    result = call("succeed", "produce", "x.jsonl", "--run", "r1", command=command)
 
     assert result.returncode == 0
     assert json.loads(result.stdout) == {"run": "r1", "prompts": 1500, "rate": 2.0, "exported": {"vllm": "x.jsonl"}}
@@ -160,7 +154,6 @@ def test_an_error_of_ours_is_its_message_and_its_exit_code(
 ) -> None:
     (tmp_path / "a_role.py").write_text(ROLE)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(cli.ROLES, "produce", "a_role:fail")
 
     with pytest.raises(SystemExit) as exit_:
@@ -170,36 +163,39 @@ def test_an_error_of_ours_is_its_message_and_its_exit_code(
     assert capsys.readouterr() == ("", "draftfleet: it broke: 7; allowed are 1 and 2\n")
 
 
-def test_debug_shows_where_an_error_comes_from(run: Callable[..., Result], command: list[str]) -> None:
-    result = run("fail", "--debug", "produce", "DataError", command=command)
+def test_debug_shows_where_an_error_comes_from(call: Callable[..., Result], command: list[str]) -> None:
+    result = call("fail", "--debug", "produce", "DataError", command=command)
 
     assert result.returncode == 1
     assert "Traceback" in result.stderr
     assert "it broke: 7; allowed are 1 and 2" in result.stderr
 
 
-def test_a_missing_package_is_named_with_what_brings_it(run: Callable[..., Result], command: list[str]) -> None:
+def test_a_missing_package_is_named_with_what_brings_it(call: Callable[..., Result], command: list[str]) -> None:
     code = "import sys; from draftfleet import cli; cli.ROLES['train'] = 'a_package_nobody_has.x:y'; cli.main()"
 
-    result = run("train", command=[sys.executable, "-c", code])
+    result = call("train", command=[sys.executable, "-c", code])
 
     assert result.returncode == 1
     assert result.stderr.startswith("draftfleet: `draftfleet train` needs the package a_package_nobody_has")
     assert "[trainer]" in result.stderr
 
 
-def test_a_fault_inside_a_role_is_not_taken_for_a_missing_extra(run: Callable[..., Result], command: list[str]) -> None:
-    result = run("needs_a_package", "produce", command=command)
+def test_a_fault_inside_a_role_is_not_taken_for_a_missing_extra(
+    call: Callable[..., Result], command: list[str]
+) -> None:
+    result = call("needs_a_package", "produce", command=command)
 
     assert "Traceback" in result.stderr
     assert "a_package_nobody_has" in result.stderr
     assert "extra" not in result.stderr
 
 
-def test_ctrl_c_ends_with_130_and_no_traceback(command: list[str], environment: dict[str, str], tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [*command, "wait", "produce"], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
-    )
+def test_ctrl_c_ends_with_130_and_no_traceback(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    process = subprocess.Popen([*command, "wait", "produce"], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     assert process.stderr.readline() == "waiting\n"
 
@@ -210,22 +206,20 @@ def test_ctrl_c_ends_with_130_and_no_traceback(command: list[str], environment: 
     assert rest == ""
 
 
-def test_a_reader_that_goes_away_is_no_fault(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_a_reader_that_goes_away_is_no_fault() -> None:
     shell = f"{sys.executable} -m draftfleet settings | head -1"
 
-    result = subprocess.run(
-        ["bash", "-c", shell], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=True
-    )
+    result = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
 
     assert result.stderr == ""
 
 
 def test_a_named_flag_wins_over_set_which_wins_over_the_environment_and_the_file(
-    run: Callable[..., Result], tmp_path: Path
+    call: Callable[..., Result], tmp_path: Path
 ) -> None:
     (tmp_path / "draftfleet.toml").write_text('run = "file"\nstorage.url = "file"\n[worker]\nconcurrency = 1\n')
 
-    result = run(
+    result = call(
         "settings", "--json", "--run", "flag", "--set", "run=set", "--set", "storage.url=set",
         DRAFTFLEET_RUN="env", DRAFTFLEET_STORAGE__URL="env", DRAFTFLEET_WORKER__CONCURRENCY="2",
     )  # fmt: skip
@@ -279,7 +273,6 @@ def test_every_flag_reaches_its_knob(
 ) -> None:
     (tmp_path / "a_role.py").write_text(ROLE)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(cli.ROLES, verb, "a_role:repeat")
     args, wanted = FLAGS_OF[verb]
 
@@ -303,8 +296,8 @@ def _at(settings: dict[str, Any], path: str) -> Any:
     return value
 
 
-def test_settings_prints_a_settings_file_with_the_values_that_hold(run: Callable[..., Result], tmp_path: Path) -> None:
-    result = run("settings", "--set", "worker.concurrency=7", "--set", 'worker.servers=["http://a:1"]')
+def test_settings_prints_a_settings_file_with_the_values_that_hold(call: Callable[..., Result], tmp_path: Path) -> None:
+    result = call("settings", "--set", "worker.concurrency=7", "--set", 'worker.servers=["http://a:1"]')
 
     (tmp_path / "again.toml").write_text(result.stdout)
     assert tomllib.loads(result.stdout)["worker"]["concurrency"] == 7
@@ -313,8 +306,8 @@ def test_settings_prints_a_settings_file_with_the_values_that_hold(run: Callable
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
-def test_settings_never_shows_a_secret(run: Callable[..., Result], form: list[str]) -> None:
-    result = run(
+def test_settings_never_shows_a_secret(call: Callable[..., Result], form: list[str]) -> None:
+    result = call(
         "settings", *form, "--storage", "s3://someone:hush@host/bucket",
         DRAFTFLEET_QUEUE__URL="redis://:hush@localhost/0",
         DRAFTFLEET_WORKER__API_KEY="hush",
@@ -328,8 +321,8 @@ def test_settings_never_shows_a_secret(run: Callable[..., Result], form: list[st
     assert "hush" not in result.stdout + result.stderr
 
 
-def test_a_typo_is_told_with_its_path_and_the_nearest_key(run: Callable[..., Result]) -> None:
-    result = run("settings", "--set", "worker.concurency=7")
+def test_a_typo_is_told_with_its_path_and_the_nearest_key(call: Callable[..., Result]) -> None:
+    result = call("settings", "--set", "worker.concurency=7")
 
     assert result.returncode == 2
     assert result.stderr == "draftfleet: settings: unknown key worker.concurency; did you mean worker.concurrency?\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,6 @@ from pydantic import SecretStr
 
 from draftfleet.errors import SettingsError
 from draftfleet.settings import ENV_PREFIX, Settings, assignment, describe, environment, load
-
-
-@pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No settings file and no environment of whoever runs the tests."""
-    monkeypatch.chdir(tmp_path)
-    for name in os.environ:
-        if name.startswith(ENV_PREFIX):
-            monkeypatch.delenv(name)
 
 
 def test_flags_win_over_the_environment_which_wins_over_the_file(
