@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import cast
@@ -12,6 +13,7 @@ from typing import cast
 import redis
 from celery import Celery
 from celery.apps.worker import Worker as CeleryWorker
+from celery.exceptions import SecurityWarning
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -95,6 +97,8 @@ def _duties(node: Node, reporter: Reporter, storage: Storage) -> list[Chore]:
 def _consume(node: Node, app: Celery, hostname: str) -> int:
     register(app, node)
     cast(dict[str, set[type]], app.steps)["consumer"].add(gate(node))
+    # Celery's warning of a superuser is about pickled messages. Ours are JSON, and nothing else is accepted.
+    warnings.filterwarnings("ignore", category=SecurityWarning)
     worker = _Worker(
         app=app,
         hostname=hostname,
