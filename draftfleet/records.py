@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Self, TypeVar, cast
 
 import pyarrow as pa
@@ -161,7 +161,7 @@ class Sample:
         return self.ids_source != "none" and len(self.token_ids) == self.completion_tokens
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), ensure_ascii=False, separators=(",", ":"))
+        return json.dumps(self._fields(), ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, line: str) -> Self:
@@ -169,12 +169,16 @@ class Sample:
 
     def to_row(self) -> dict[str, Any]:
         """The row of a shard: open-ended JSON (tools, tool calls) as text, since Arrow columns have one type."""
-        row = asdict(self)
+        row = self._fields()
         row["messages"] = [_message_row(message) for message in self.messages]
         row["tools"] = _text(self.tools)
         row["tool_calls"] = _text(self.tool_calls)
         row["ids_match_usage"] = self.ids_match_usage
         return row
+
+    def _fields(self) -> dict[str, Any]:
+        """By name, not copied: `asdict` copies each token id by itself (0.4 ms for 400 of them)."""
+        return {name: getattr(self, name) for name in _SAMPLE_FIELDS}
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Self:
@@ -183,6 +187,9 @@ class Sample:
         for key in ("tools", "tool_calls"):
             row[key] = json.loads(row[key]) if row[key] is not None else None
         return cls(**row)
+
+
+_SAMPLE_FIELDS = tuple(one.name for one in fields(Sample))
 
 
 def _text(value: object) -> str | None:
