@@ -198,7 +198,7 @@ def export(
     drafter: Drafter = None,
     target: Target = None,
     formats: Annotated[
-        list[str] | None, typer.Option("--format", metavar="NAME", help="vllm or sglang. Repeatable. Unset: both.")
+        list[str] | None, typer.Option("--format", metavar="NAME", help="vllm or sglang. Repeatable. Unset: all.")
     ] = None,
     config: Config = None,
     run: Run = None,
@@ -207,7 +207,7 @@ def export(
 ) -> None:
     """Write the folders that engines serve."""
     settings = read(ctx)
-    results.show(settings.run, "exported", _role("export")(settings, formats or ["vllm", "sglang"]))
+    results.show(settings.run, "exported", _role("export")(settings, formats or []))
 
 
 @app.command()
