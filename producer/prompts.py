@@ -48,6 +48,16 @@ SPLITS: dict[str, Split] = {
     "eval": "heldout",
 }
 
+_KINDS: dict[type, str] = {
+    type(None): "null",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    str: "a text",
+    list: "a list",
+    dict: "an object",
+}
+
 _NOT_WORDS = re.compile(r"[\W_]+")
 
 
@@ -56,7 +66,7 @@ class Malformed(Exception):
 
 
 class ColumnMissing(Malformed):
-    """The row lacks the column. Where no row ever has it, the data set or the setting is wrong: an error, not a count."""
+    """The row lacks the column. Where no row ever has it, the setting or the data set is wrong, and not the lines."""
 
 
 class Rejected(Exception):
@@ -130,7 +140,7 @@ def conversation(value: object, column: str = "messages") -> Conversation:
         return [{"role": "user", "content": value}]
     if isinstance(value, list):
         return [_message(one, number) for number, one in enumerate(cast(list[object], value), 1)]
-    raise Malformed(f"{column} is {_kind(value)}, neither a text nor a list of messages")
+    raise Malformed(f"{column} is {kind(value)}, neither a text nor a list of messages")
 
 
 def split_by_hash(identity: str, heldout: float) -> Split:
@@ -171,7 +181,7 @@ def _given_split(row: Row, rules: Rules) -> Split | None:
 def _with_system(messages: Conversation, system: object) -> Conversation:
     """The `system` column comes first, unless the conversation begins with a system turn of its own."""
     if system is not None and not isinstance(system, str):
-        raise Malformed(f"system is {_kind(system)}, not a text")
+        raise Malformed(f"system is {kind(system)}, not a text")
     if not system or not system.strip() or (messages and messages[0]["role"] == "system"):
         return messages
     return [{"role": "system", "content": system}, *messages]
@@ -179,7 +189,7 @@ def _with_system(messages: Conversation, system: object) -> Conversation:
 
 def _message(value: object, number: int) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise Malformed(f"message {number} is {_kind(value)}, not an object")
+        raise Malformed(f"message {number} is {kind(value)}, not an object")
     # Parquet gives every message every key, null where it has none: null is the same as absent.
     given = {key: entry for key, entry in cast(dict[str, Any], value).items() if entry is not None}
     role = given.get("role", given.get("from"))
@@ -207,7 +217,7 @@ def _content(value: object, number: int) -> str | list[dict[str, Any]] | None:
     if isinstance(value, list) and all(isinstance(part, dict) for part in cast(list[object], value)):
         parts = cast(list[dict[str, Any]], value)
         return [{key: entry for key, entry in part.items() if entry is not None} for part in parts]
-    raise Malformed(f"the content of message {number} is {_kind(value)}, neither a text nor a list of parts")
+    raise Malformed(f"the content of message {number} is {kind(value)}, neither a text nor a list of parts")
 
 
 def _askable(source: Conversation) -> Conversation:
@@ -218,7 +228,9 @@ def _askable(source: Conversation) -> Conversation:
     turns = [message for message in asked if message["role"] == "user"]
     if not turns:
         raise Rejected("no user turn", f"of {len(source)} messages none is a user's before the answer")
-    if any(not turn["content"] or (_only_text(turn["content"]) and not _text(turn["content"]).strip()) for turn in turns):
+    if any(
+        not turn["content"] or (_only_text(turn["content"]) and not _text(turn["content"]).strip()) for turn in turns
+    ):
         raise Rejected("empty prompt", "a user turn holds no text")
     return asked
 
@@ -238,7 +250,7 @@ def _objects(value: object, what: str) -> list[dict[str, Any]] | None:
     if value is None or value == []:
         return None
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in cast(list[object], value)):
-        raise Malformed(f"{what} is {_kind(value)}, not a list of objects")
+        raise Malformed(f"{what} is {kind(value)}, not a list of objects")
     return cast(list[dict[str, Any]], value)
 
 
@@ -251,27 +263,15 @@ def _parsed(text: str, what: str) -> object:
 
 def _string(value: object, what: str) -> str:
     if not isinstance(value, str):
-        raise Malformed(f"{what} is {_kind(value)}, not a text")
+        raise Malformed(f"{what} is {kind(value)}, not a text")
     return value
 
 
-def _kind(value: object) -> str:
+def kind(value: object) -> str:
     """As JSON names it."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "true or false"
-        case int() | float():
-            return "a number"
-        case str():
-            return "a text"
-        case list():
-            return "a list" if all(isinstance(one, dict) for one in cast(list[object], value)) else "a mixed list"
-        case dict():
-            return "an object"
-        case _:
-            return f"a {type(value).__name__}"
+    if isinstance(value, list) and not all(isinstance(one, dict) for one in cast(list[object], value)):
+        return "a list of other things than objects"
+    return _KINDS.get(type(value), f"a {type(value).__name__}")
 
 
 def _short(value: object) -> str:
