@@ -217,7 +217,7 @@ def _content(value: object, number: int) -> str | list[dict[str, Any]] | None:
     if isinstance(value, list) and all(isinstance(part, dict) for part in cast(list[object], value)):
         parts = cast(list[dict[str, Any]], value)
         return [{key: entry for key, entry in part.items() if entry is not None} for part in parts]
-    raise Malformed(f"the content of message {number} is {kind(value)}, neither a text nor a list of parts")
+    raise Malformed(f"the content of message {number} is {kind(value)}, neither a text nor a list of objects")
 
 
 def _askable(source: Conversation) -> Conversation:
@@ -269,8 +269,6 @@ def _string(value: object, what: str) -> str:
 
 def kind(value: object) -> str:
     """As JSON names it."""
-    if isinstance(value, list) and not all(isinstance(one, dict) for one in cast(list[object], value)):
-        return "a list of other things than objects"
     return _KINDS.get(type(value), f"a {type(value).__name__}")
 
 

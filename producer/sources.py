@@ -93,7 +93,7 @@ class JsonLines:
                 for number, line in enumerate(self._decompressed(raw), 1):
                     if self.size is not None and number % PROGRESS_LINES == 1:
                         self.position = raw.tell()
-                    if line.strip():
+                    if line := line.rstrip():
                         yield Line(number, _parse(line, first=number == 1))
             self.position = self.size or 0
         except (EOFError, zlib.error, OSError) as error:
@@ -255,5 +255,7 @@ def _near(path: Path) -> str:
     if not path.parent.is_dir():
         return ""
     names = [entry.name for entry in path.parent.iterdir() if entry.name.endswith(SUFFIXES)]
-    near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.4) or sorted(names)[:3]
+    stems = {name.partition(".")[0]: name for name in names}
+    alike = difflib.get_close_matches(path.name.partition(".")[0], stems, n=3)
+    near = [stems[stem] for stem in alike] or sorted(names)[:3]
     return f" (in {path.parent.absolute()} there are {', '.join(near)})" if near else ""
