@@ -21,8 +21,9 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-import kombu.exceptions
 import redis
+from kombu.exceptions import KombuError
+from tenacity import RetryCallState, retry, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
 from draftfleet import tokens
 from draftfleet.errors import QueueError, RunMissing, SettingsError, TargetError
@@ -41,6 +42,8 @@ from producer.reading import Reading
 from producer.sources import Source, open_source
 
 log = logging.getLogger(__name__)
+
+QUEUE_FAULTS = (KombuError, redis.RedisError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +95,7 @@ def produce(settings: Settings, *, progress: bool) -> Report:
         run, prompts = _open_run(shared, settings, source, iter(reading))
         with Lease(client, run, settings.claims) as lease:
             Reconciler(app, client, shared, settings.claims, [settings.model]).republish()
-            publish_batches = partial(publish, app, client, run, settings.model)
+            publish_batches = _patient(partial(publish, app, client, run, settings.model), settings.claims.ttl_s)
             return fill(
                 run,
                 prompts,
@@ -170,7 +173,7 @@ def content_of(settings: Settings) -> dict[str, Any]:
 
 def provenance_of(source: Source) -> dict[str, Any]:
     return {
-        "data.source": source.provenance(),
+        "data.source": source.provenance,
         "command": without_secrets(sys.argv),
         "python": platform.python_version(),
         "host": socket.gethostname(),
@@ -232,16 +235,31 @@ def _totals(report: Report, source: Source) -> dict[str, Any]:
         "batches": report.run_batches,
         "overlap": report.overlap,
         "last_pass": asdict(report),
-        "last_source": source.provenance(),
+        "last_source": source.provenance,
         "sealed_at": time.time(),
     }
+
+
+def _patient(publish_batches: Publish, patience_s: float) -> Publish:
+    """Publish again while Redis is away, as long as a lease lasts. Twice is harmless: a message is a hint."""
+
+    def note(attempt: RetryCallState) -> None:
+        log.warning(event("publishing failed, trying again", attempt=attempt.attempt_number))
+
+    return retry(
+        retry=retry_if_exception_type(QUEUE_FAULTS),
+        stop=stop_after_delay(patience_s),
+        wait=wait_exponential_jitter(initial=0.1, max=5),
+        before_sleep=note,
+        reraise=True,
+    )(publish_batches)
 
 
 @contextmanager
 def _queue_faults() -> Generator[None]:
     try:
         yield
-    except (kombu.exceptions.OperationalError, redis.RedisError) as error:
+    except QUEUE_FAULTS as error:
         raise QueueError(
             f"Redis failed while the run was being filled: {error}. What is in the storage stays: once Redis answers, "
             "produce again and it goes on; nothing is lost or doubled."

@@ -28,6 +28,10 @@ class _Bar(Progress):
     """Looks at the source and the reading each time it is drawn: the reading knows nothing of it."""
 
     def __init__(self, source: Source, reading: Reading) -> None:
+        # Before the base class is set up: it draws once while it is.
+        self._source = source
+        self._reading = reading
+        self._started = time.monotonic()
         super().__init__(
             TextColumn("producing"),
             BarColumn(),
@@ -38,14 +42,12 @@ class _Bar(Progress):
             TimeRemainingColumn(),
             console=Console(stderr=True),
         )
-        self._source = source
-        self._reading = reading
-        self._started = time.monotonic()
-        self._bar = self.add_task("producing", total=source.size, lines=0, rate=0.0, prompts=0)
+        self.add_task("producing", total=source.size, lines=0, rate=0.0, prompts=0)
 
     def get_renderables(self) -> Iterable[RenderableType]:
         reading = self._reading
         rate = reading.lines / max(time.monotonic() - self._started, 1e-3)
         prompts = reading.lines - reading.malformed - reading.rejected.total()
-        self.update(self._bar, completed=self._source.position, lines=reading.lines, rate=rate, prompts=prompts)
+        for bar in self.task_ids:
+            self.update(bar, completed=self._source.position, lines=reading.lines, rate=rate, prompts=prompts)
         yield from super().get_renderables()

@@ -190,8 +190,7 @@ def _with_system(messages: Conversation, system: object) -> Conversation:
 def _message(value: object, number: int) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Malformed(f"message {number} is {kind(value)}, not an object")
-    # Parquet gives every message every key, null where it has none: null is the same as absent.
-    given = {key: entry for key, entry in cast(dict[str, Any], value).items() if entry is not None}
+    given = cast(dict[str, Any], _without_nulls(cast(object, value)))
     role = given.get("role", given.get("from"))
     if not isinstance(role, str):
         raise Malformed(f"message {number} has no role, and no from, that is a text")
@@ -215,8 +214,7 @@ def _content(value: object, number: int) -> str | list[dict[str, Any]] | None:
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, list) and all(isinstance(part, dict) for part in cast(list[object], value)):
-        parts = cast(list[dict[str, Any]], value)
-        return [{key: entry for key, entry in part.items() if entry is not None} for part in parts]
+        return cast(list[dict[str, Any]], value)
     raise Malformed(f"the content of message {number} is {kind(value)}, neither a text nor a list of objects")
 
 
@@ -251,7 +249,17 @@ def _objects(value: object, what: str) -> list[dict[str, Any]] | None:
         return None
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in cast(list[object], value)):
         raise Malformed(f"{what} is {kind(value)}, not a list of objects")
-    return cast(list[dict[str, Any]], value)
+    return cast(list[dict[str, Any]], _without_nulls(cast(object, value)))
+
+
+def _without_nulls(value: object) -> object:
+    """Parquet gives every object every key of its column, null where it has none: null is the same as absent."""
+    if isinstance(value, dict):
+        entries = cast(dict[str, object], value).items()
+        return {key: _without_nulls(entry) for key, entry in entries if entry is not None}
+    if isinstance(value, list):
+        return [_without_nulls(entry) for entry in cast(list[object], value)]
+    return value
 
 
 def _parsed(text: str, what: str) -> object:

@@ -45,16 +45,15 @@ class Source(Protocol):
 
     name: str
     size: int | None
-
     position: int
     columns: list[str] | None
     """None where they are not known before reading."""
+    provenance: dict[str, Any]
+    """What it is and where, with the hash of a file."""
 
     def lines(self, columns: set[str]) -> Iterator[Line]:
         """Every line that is not blank. Other columns than these need not be read."""
         ...
-
-    def provenance(self) -> dict[str, Any]: ...
 
 
 def open_source(knobs: settings.Producer) -> Source:
@@ -84,6 +83,7 @@ class JsonLines:
         self.size = path.stat().st_size if path.is_file() else None
         self.position = 0
         self.columns: list[str] | None = None
+        self.provenance = {"kind": "jsonl", **_file_facts(path)}
         self._path = path
 
     def lines(self, columns: set[str]) -> Iterator[Line]:
@@ -111,9 +111,6 @@ class JsonLines:
         was, wanted = ("gzip", ".jsonl.gz") if compressed else ("not gzip", ".jsonl")
         raise DataError(f"{self.name} is {was} by its first bytes: give it a name that ends in {wanted}.")
 
-    def provenance(self) -> dict[str, Any]:
-        return {"kind": "jsonl", **_file_facts(self._path)}
-
 
 class Parquet:
     """A Parquet file, some rows at a time."""
@@ -121,13 +118,13 @@ class Parquet:
     def __init__(self, path: Path) -> None:
         self.name = str(path)
         self.position = 0
-        self._path = path
         try:
             self._file = pq.ParquetFile(path)
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{path} is not a Parquet file: {error}. Known are {', '.join(SUFFIXES)}.") from error
         self.size: int | None = self._file.metadata.num_rows
         self.columns: list[str] | None = list(self._file.schema_arrow.names)
+        self.provenance = {"kind": "parquet", "rows": self.size, **_file_facts(path)}
 
     def lines(self, columns: set[str]) -> Iterator[Line]:
         present = [name for name in self.columns or [] if name in columns]
@@ -139,9 +136,6 @@ class Parquet:
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{self.name} cannot be read after row {self.position}: {error}") from error
 
-    def provenance(self) -> dict[str, Any]:
-        return {"kind": "parquet", "rows": self.size, **_file_facts(self._path)}
-
 
 class DataSet:
     """A data set of the `datasets` library, as a stream: a name on the hub, `name:config`, or a folder."""
@@ -152,7 +146,6 @@ class DataSet:
 
         self.name = name
         self.position = 0
-        self._split = split
         self._faults = (
             DatasetsError,
             pa.ArrowException,
@@ -175,6 +168,7 @@ class DataSet:
         known = (info.splits or {}).get(split)
         self.size = known.num_examples if known is not None and known.num_examples else None
         self.columns = self._stream.column_names
+        self.provenance = {"kind": "datasets", "name": name, "split": split, "version": str(info.version)}
 
     def lines(self, columns: set[str]) -> Iterator[Line]:
         present = [name for name in self.columns or [] if name in columns]
@@ -188,9 +182,6 @@ class DataSet:
                 f"data set {self.name} cannot be read after row {self.position}: {error}. What came before it is "
                 "queued; produce again once it can be read: only what is new is added."
             ) from error
-
-    def provenance(self) -> dict[str, Any]:
-        return {"kind": "datasets", "name": self.name, "split": self._split, "version": str(self._stream.info.version)}
 
 
 def _parse(line: bytes, *, first: bool) -> Row | Malformed:
@@ -235,8 +226,11 @@ def _file_facts(path: Path) -> dict[str, Any]:
     stat = path.stat()
     facts |= {"size_bytes": stat.st_size, "modified_at": stat.st_mtime, "sha256": None}
     if stat.st_size <= HASHED_BYTES:
-        with path.open("rb") as file:
-            facts["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
+        try:
+            with path.open("rb") as file:
+                facts["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise DataError(f"producer.data = {path} cannot be read: {error.strerror}.") from error
     return facts
 
 

@@ -62,6 +62,20 @@ def test_the_id_tells_answers_and_tools_apart_though_the_same_is_asked() -> None
     assert prompts[3].tools == [tool]
 
 
+def test_nulls_that_parquet_fills_in_are_as_good_as_absent() -> None:
+    def tool(name: str, **properties: Any) -> dict[str, Any]:
+        return {"type": "function", "function": {"name": name, "parameters": {"properties": properties}}}
+
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    turns = [ASK, {"role": "assistant", "content": None, "tool_calls": [call]}, ASK]
+    padded = [{**turn, "tool_calls": turn.get("tool_calls"), "name": None} for turn in turns]
+
+    read = read_prompt({"messages": padded, "tools": [tool("a", x={"type": "string"}, y=None)]}, RULES)
+
+    assert read == read_prompt({"messages": turns, "tools": [tool("a", x={"type": "string"})]}, RULES)
+    assert read.messages[1] == turns[1]
+
+
 def test_a_system_turn_of_the_conversation_wins_over_the_column() -> None:
     own = {"role": "system", "content": "Mine."}
 

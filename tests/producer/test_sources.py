@@ -147,7 +147,7 @@ def test_the_position_reaches_the_size(knobs: Knobs, write_jsonl: WriteJsonl, tm
 
 
 def test_provenance_names_the_file_by_its_content(knobs: Knobs, write_jsonl: WriteJsonl) -> None:
-    one, other = (open_source(knobs(write_jsonl(ROWS, name))).provenance() for name in ("one.jsonl", "other.jsonl"))
+    one, other = (open_source(knobs(write_jsonl(ROWS, name))).provenance for name in ("one.jsonl", "other.jsonl"))
 
     assert one["sha256"] == other["sha256"]
     assert one["path"] != other["path"]
