@@ -285,7 +285,7 @@ def _resume(
 def _expect_finite(value: Tensor, what: str, step: int, keys: list[str]) -> None:
     if not torch.isfinite(value):
         raise TrainingError(
-            f"the {what} of step {step + 1} is {float(value.detach())}. The rows it was computed from: {', '.join(keys)}. "
+            f"the {what} of step {step + 1} is {float(value.detach())}. Its rows: {', '.join(keys)}. "
             "Look at these samples; a lower trainer.lr or trainer.dtype = float32 helps where they are sound. "
             "The checkpoint before it is intact."
         )
