@@ -40,6 +40,7 @@ from draftfleet.storage import open_storage
 from trainer import algorithms, checkpoint, metrics, targets
 from trainer.algorithms import Algorithm
 from trainer.checkpoint import State
+from trainer.child import CLAIM_TOKEN
 from trainer.data import Feed, Journal, Position
 from trainer.metrics import Meter
 from trainer.pinned import pin
@@ -48,9 +49,6 @@ from trainer.targets import Row, Target
 from trainer.team import Team
 
 log = logging.getLogger(__name__)
-
-CLAIM_TOKEN = "TRAINER_CLAIM_TOKEN"
-"""Environment variable: the token of the claim under which the Celery task started this process."""
 
 STOPPED = 128 + signal.SIGTERM
 """Exit code of a training that was asked to stop: its checkpoint is written, a new start resumes."""
