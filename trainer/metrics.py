@@ -23,15 +23,16 @@ from trainer.targets import Captured
 log = logging.getLogger(__name__)
 
 Sums = dict[str, float]
-"""Over the batches of a step: `stop`, `row_tokens`, `tokens` (with a loss), `loss`, and the algorithm's metrics."""
+"""Of a step: `stop`, `batches`, `row_tokens`, `tokens` (those with a loss), `loss`, and the algorithm's metrics."""
 
 
 def begin() -> Sums:
-    return {"stop": 0, "row_tokens": 0, "tokens": 0, "loss": 0}
+    return {"stop": 0, "batches": 0, "row_tokens": 0, "tokens": 0, "loss": 0}
 
 
 def tally(sums: Sums, loss: Loss, captured: list[Captured]) -> None:
     """Add one batch to the sums of its step."""
+    sums["batches"] += 1
     sums["row_tokens"] += sum(len(one.row.ids) for one in captured)
     sums["tokens"] += loss.num_tokens
     sums["loss"] += float(loss.total.detach())

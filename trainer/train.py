@@ -128,7 +128,7 @@ def fit(
                 _expect_finite(loss.total, "loss", state.step, keys[-len(captured) :])
                 loss.total.backward()
                 metrics.tally(sums, loss, captured)
-            if sums["tokens"] == 0:  # asked to stop while it waited for samples
+            if sums["batches"] < len(own):  # asked to stop while it waited for samples
                 break
 
             # Gradients of all processes, by the tokens of the whole step: exact, however the tokens were dealt out.
@@ -136,7 +136,7 @@ def fit(
             gradients = [weight.grad for weight in weights if weight.grad is not None]
             sums = team.add_up(gradients, sums)
             for gradient in gradients:
-                gradient.div_(sums["tokens"])
+                gradient.div_(max(sums["tokens"], 1))
             norm = clip_grad_norm_(weights, knobs.clip)
             _expect_finite(norm, "gradient", state.step, keys)
 
