@@ -48,7 +48,7 @@ from trainer.schedule import learning_rate
 from trainer.targets import Row, Target
 from trainer.team import Team
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("trainer.train")  # __name__ is "__main__" in the process that trains
 
 STOPPED = 128 + signal.SIGTERM
 """Exit code of a training that was asked to stop: its checkpoint is written, a new start resumes."""
