@@ -20,7 +20,7 @@ from trainer.drafter import DrafterConfig
 from trainer.export import FORMATS, check, export, serve_command
 
 TARGET = Path(__file__).parents[2] / "examples" / "tiny-target"
-H, D, I, V, Q, KV = 64, 64, 96, 128, 4 * 32, 2 * 32
+H, D, INNER, V, Q, KV = 64, 64, 96, 128, 4 * 32, 2 * 32
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 50000.0,
@@ -34,12 +34,26 @@ Edit = Callable[[dict[str, Any]], object]
 
 
 def drafter_config(**changes: Any) -> DrafterConfig:
-    values: dict[str, Any] = dict(
-        algorithm="eagle3", target=str(TARGET), layers=[0, 2, 5], num_target_layers=8, target_hidden_size=D,
-        vocab_size=V, hidden_size=H, intermediate_size=I, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
-        hidden_act="silu", rms_norm_eps=1e-5, max_position_embeddings=4096, bos_token_id=1, eos_token_id=[2, 3],
-        pad_token_id=0, rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-    )  # fmt: skip
+    values: dict[str, Any] = {
+        "algorithm": "eagle3",
+        "target": str(TARGET),
+        "layers": [0, 2, 5],
+        "num_target_layers": 8,
+        "target_hidden_size": D,
+        "vocab_size": V,
+        "hidden_size": H,
+        "intermediate_size": INNER,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 4096,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "bos_token_id": 1,
+        "eos_token_id": [2, 3],
+        "pad_token_id": 0,
+    }
     return DrafterConfig(**{**values, **changes})
 
 
@@ -54,9 +68,9 @@ def drafter_tensors() -> dict[str, torch.Tensor]:
         "midlayer.self_attn.v_proj.weight": (KV, 2 * H),
         "midlayer.self_attn.o_proj.weight": (H, Q),
         "midlayer.post_attention_layernorm.weight": (H,),
-        "midlayer.mlp.gate_proj.weight": (I, H),
-        "midlayer.mlp.up_proj.weight": (I, H),
-        "midlayer.mlp.down_proj.weight": (H, I),
+        "midlayer.mlp.gate_proj.weight": (INNER, H),
+        "midlayer.mlp.up_proj.weight": (INNER, H),
+        "midlayer.mlp.down_proj.weight": (H, INNER),
         "norm.weight": (H,),
         "lm_head.weight": (V, H),
     }
