@@ -115,7 +115,7 @@ def test_the_state_after_the_last_layer_is_the_one_before_the_final_norm(
 def test_a_layer_id_that_is_off_by_one_is_seen(
     ours: list[Captured], theirs: list[Tensor], figure: Callable[[str, object], None]
 ) -> None:
-    """Both ways, at every layer, in every row: the tolerance is a thousand times tighter than what it must tell apart."""
+    """Both ways, at every layer, in every row. The tolerance is a thousand times tighter than what it tells apart."""
     closest = min(
         min(difference(b[:, layer], per_layer(a)[:, layer + 1]), difference(b[:, layer + 1], per_layer(a)[:, layer]))
         for a, b in zip(ours, theirs, strict=True)
