@@ -10,7 +10,6 @@ A key that is not here is an error that names its dotted path and the nearest kn
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import tomllib
@@ -18,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import pydantic_settings
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -29,7 +29,6 @@ from pydantic import (
     ValidationError,
 )
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -37,6 +36,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from draftfleet import mistakes
 from draftfleet.errors import SettingsError
 from draftfleet.records import NAME
 
@@ -205,6 +205,14 @@ class Evaluation(Section):
     max_tokens: PositiveInt = Field(default=256, description="Longest completion in tokens.")
 
 
+class Export(Section):
+    """The drafter as a folder that engines serve."""
+
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        default="auto", description="Of the exported weights. auto: the target's, which engines convert to anyway."
+    )
+
+
 class Flower(Section):
     """The web page on the workers."""
 
@@ -233,6 +241,7 @@ class Settings(BaseSettings):
     claims: Claims = Field(default_factory=Claims)
     trainer: Trainer = Field(default_factory=Trainer)
     evaluation: Evaluation = Field(default_factory=Evaluation)
+    export: Export = Field(default_factory=Export)
     flower: Flower = Field(default_factory=Flower)
 
     @property
@@ -260,16 +269,18 @@ def load(file: str | Path | None = None, flags: Mapping[str, Any] | None = None)
     path = Path(file) if file else DEFAULT_FILE
     if file and not path.is_file():
         raise SettingsError(f"settings file {path} is not there: name an existing TOML file, or leave the flag out.")
-    unknown_env = [name for name in os.environ if name.startswith(ENV_PREFIX) and not _known(_env_path(name))]
-    if unknown_env:
-        raise SettingsError(_unknown(_env_path(unknown_env[0]), f"environment variable {unknown_env[0]}"))
+    fields = _fields()
+    if wrong := mistakes.unknown_variable(ENV_PREFIX, fields):
+        raise SettingsError(wrong)
     with_file = type("Settings", (Settings,), {"model_config": SettingsConfigDict(toml_file=path)})
     try:
         return cast(Settings, with_file(**_nested(flags or {})))
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{path} is not TOML: {error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} is not TOML in UTF-8: {error}") from None
+    except pydantic_settings.SettingsError:
+        raise SettingsError(mistakes.not_json(ENV_PREFIX, fields)) from None
     except ValidationError as error:
-        raise SettingsError("\n".join(_explain(one) for one in error.errors())) from None
+        raise SettingsError("\n".join(mistakes.explain(one, fields) for one in error.errors())) from None
 
 
 def assignment(text: str) -> tuple[str, Any]:
@@ -307,6 +318,10 @@ def describe() -> Iterator[tuple[str, FieldInfo]]:
             yield name, field
 
 
+def _fields() -> dict[str, FieldInfo]:
+    return dict(describe())
+
+
 def _nested(flags: Mapping[str, Any]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for path, value in flags.items():
@@ -314,34 +329,7 @@ def _nested(flags: Mapping[str, Any]) -> dict[str, Any]:
         node = tree
         for section in sections:
             node = node.setdefault(section, {})
+            if not isinstance(node, dict):
+                raise SettingsError(mistakes.unknown(path, "settings", _fields()))
         node[key] = value
     return tree
-
-
-def _env_path(name: str) -> str:
-    return name.removeprefix(ENV_PREFIX).lower().replace("__", ".")
-
-
-def _known(path: str) -> bool:
-    paths = dict(describe())
-    sections = {known.split(".")[0] for known in paths}
-    return path in paths or path in sections or path.startswith("sampling.extra_body.")
-
-
-def _unknown(path: str, source: str) -> str:
-    paths = [known for known, _ in describe()]
-    leaf = path.rpartition(".")[2]
-    sections = {known.partition(".")[0] for known in paths}
-    near = difflib.get_close_matches(path, paths if "." in path else [*sections, *paths], n=1) or [
-        known for known in paths if known.rpartition(".")[2] == leaf
-    ]
-    hint = f"did you mean {near[0]}?" if near else "`draftfleet settings` lists every key."
-    return f"{source}: unknown key {path}; {hint}"
-
-
-def _explain(error: ErrorDetails) -> str:
-    path = ".".join(map(str, error["loc"]))
-    if error["type"] == "extra_forbidden":
-        return _unknown(path, "settings")
-    shown = "(secret)" if "secret" in error["type"] or "password" in path else repr(error["input"])
-    return f"settings: {path} = {shown}: {error['msg']}."

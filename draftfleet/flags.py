@@ -1,0 +1,75 @@
+"""Flags: short names for settings paths, so that a flag, a line of TOML and an environment variable say the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+if TYPE_CHECKING:
+    from draftfleet.settings import Settings
+
+FLAGS = {
+    "run": "run",
+    "storage": "storage.url",
+    "model": "target.model",
+    "target": "target.path",
+    "data": "producer.data",
+    "column": "producer.column",
+    "split_column": "producer.split_column",
+    "heldout": "producer.heldout",
+    "batch_size": "producer.batch_size",
+    "limit": "producer.limit",
+    "strict": "producer.strict",
+    "max_tokens": "sampling.max_tokens",
+    "temperature": "sampling.temperature",
+    "thinking": "sampling.thinking",
+    "servers": "worker.servers",
+    "concurrency": "worker.concurrency",
+    "dialect": "worker.dialect",
+    "drafter": "trainer.drafter",
+    "max_steps": "trainer.max_steps",
+    "lr": "trainer.lr",
+    "device": "trainer.device",
+    "k": "evaluation.k",
+    "prompts": "evaluation.prompts",
+    "address": "flower.address",
+    "port": "flower.port",
+}
+"""From flag to settings path. A flag that is not given leaves its knob alone."""
+
+Text: TypeAlias = str | None
+Int: TypeAlias = int | None
+Float: TypeAlias = float | None
+Bool: TypeAlias = bool | None
+
+# Of every verb.
+Config = Annotated[Path | None, typer.Option(metavar="FILE", help="Settings. Unset: draftfleet.toml, if there.")]
+Run = Annotated[Text, typer.Option(metavar="NAME", help="The run: its folder in the storage.")]
+Storage = Annotated[Text, typer.Option(metavar="URL", help="Folder that all nodes share.")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any knob: worker.drain_s=30. Repeatable.")
+]
+
+# Of several.
+Model = Annotated[Text, typer.Option(metavar="NAME", help="The target, as its servers call it.")]
+Target = Annotated[Text, typer.Option(metavar="PATH", help="Folder or hub name of the target's weights.")]
+Servers = Annotated[
+    list[str] | None, typer.Option(metavar="URL[,URL...]", help="Local inference servers, without /v1. Repeatable.")
+]
+Concurrency = Annotated[Int, typer.Option(metavar="N", help="Requests in flight per server.")]
+Drafter = Annotated[Text, typer.Option(metavar="NAME", help="The drafter: its folder in the run.")]
+Progress = Annotated[Bool, typer.Option(help="Bars on standard error. Unset: on a terminal.")]
+
+
+def read(ctx: typer.Context) -> Settings:
+    """What the flags of this call say, over environment and file. A named flag wins over `--set`."""
+    from draftfleet.settings import assignment, load  # noqa: PLC0415  brings pydantic and pyarrow, which the help can do without
+
+    given = ctx.params
+    flags = dict(map(assignment, given["assign"] or []))
+    flags |= {FLAGS[name]: value for name, value in given.items() if name in FLAGS and value not in (None, (), [])}
+    if given.get("servers"):
+        flags["worker.servers"] = [url.strip() for part in given["servers"] for url in part.split(",") if url.strip()]
+    return load(given["config"], flags)

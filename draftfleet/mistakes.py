@@ -1,0 +1,77 @@
+"""What a person is told who sets a knob wrongly: the dotted path, the value, and the nearest known key.
+
+`fields` are all knobs by dotted path.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Mapping
+from typing import get_args
+
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+
+def unknown(path: str, source: str, fields: Mapping[str, FieldInfo]) -> str:
+    leaf = path.rpartition(".")[2]
+    near = difflib.get_close_matches(path, fields if "." in path else [*_sections(fields), *fields], n=1) or [
+        known for known in fields if known.rpartition(".")[2] == leaf
+    ]
+    hint = f"did you mean {near[0]}?" if near else "`draftfleet settings` lists every key."
+    return f"{source}: unknown key {path}; {hint}"
+
+
+def unknown_variable(prefix: str, fields: Mapping[str, FieldInfo]) -> str | None:
+    """On the first environment variable with our prefix that is no knob and no section."""
+    for name in os.environ:
+        path = _path(name, prefix)
+        known = path in fields or path in _sections(fields) or path.startswith("sampling.extra_body.")
+        if name.startswith(prefix) and not known:
+            return unknown(path, f"environment variable {name}", fields)
+    return None
+
+
+def not_json(prefix: str, fields: Mapping[str, FieldInfo]) -> str:
+    """On the environment variables that should hold a list, a table or a whole section, and do not."""
+    names = ", ".join(
+        name
+        for name, value in os.environ.items()
+        if name.startswith(prefix) and _needs_json(fields.get(_path(name, prefix))) and not _is_json(value)
+    )
+    example = f"""{prefix}WORKER__SERVERS='["http://127.0.0.1:8000"]'"""
+    return f"environment: {names}: lists and tables are written as JSON, as in {example}."
+
+
+def explain(error: ErrorDetails, fields: Mapping[str, FieldInfo]) -> str:
+    """One finding of pydantic, without the value where it is a secret."""
+    path = ".".join(map(str, error["loc"]))
+    if error["type"] == "extra_forbidden":
+        return unknown(path, "settings", fields)
+    secret = path in fields and SecretStr in get_args(fields[path].annotation)
+    shown = "(secret)" if secret else repr(error["input"])
+    return f"settings: {path} = {shown}: {error['msg']}."
+
+
+def _sections(fields: Mapping[str, FieldInfo]) -> set[str]:
+    return {path.partition(".")[0] for path in fields}
+
+
+def _path(name: str, prefix: str) -> str:
+    return name.removeprefix(prefix).lower().replace("__", ".")
+
+
+def _needs_json(field: FieldInfo | None) -> bool:
+    """A name that is no knob is a section: other names were refused before."""
+    return field is None or any(kind in str(field.annotation) for kind in ("list[", "dict["))
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True

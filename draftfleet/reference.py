@@ -1,0 +1,143 @@
+"""Every knob written out: as a settings file, as JSON, as the reference page. Secrets are never shown."""
+
+from __future__ import annotations
+
+import json
+import re
+import types
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
+
+from draftfleet.settings import ENV_PREFIX, Section, Settings, describe
+
+SECRET = "(secret)"
+_USER_INFO = re.compile(r"(?<=://)[^/@\s]+@")
+_KINDS = {int: "whole number", float: "number", str: "text", bool: "true or false", SecretStr: "text, secret"}
+_BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
+
+
+def as_toml(settings: Settings) -> str:
+    """The values that hold now, as a settings file with a comment on each. Unset and secret knobs are commented out."""
+    lines: list[str] = []
+    for section, knobs in _sections():
+        lines += [f"[{section}]"] if section else []
+        for path, field in knobs:
+            key, value = path.rpartition(".")[2], _value(settings, path)
+            lines.append(f"# {field.description} Default: {_toml(_default(field))}.")
+            lines.append(f"# {key} = {value or ''}".rstrip() if value in (None, SECRET) else f"{key} = {_toml(value)}")
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+def as_json(settings: Settings) -> str:
+    """One object: each knob's dotted path with its value, default and description."""
+    knobs = {
+        path: {"value": _value(settings, path), "default": _default(field), "description": field.description}
+        for path, field in describe()
+    }
+    return json.dumps(knobs, indent=2, ensure_ascii=False)
+
+
+def as_markdown() -> str:
+    """The page docs/settings.md."""
+    parts = [_HEAD]
+    for section, knobs in _sections():
+        if section:
+            model = Settings.model_fields[section].annotation
+            assert isinstance(model, type)
+            assert issubclass(model, Section)
+            parts.append(f"\n## {section}\n\n{model.__doc__}\n")
+        parts.append("\n| key | default | allowed | meaning |\n|---|---|---|---|\n")
+        parts += [
+            f"| `{path}` | {_cell(_default(field))} | {_kind(field)} | {field.description} |\n" for path, field in knobs
+        ]
+    return "".join(parts)
+
+
+_HEAD = f"""# Settings
+
+Made by `python -m draftfleet settings --markdown > docs/settings.md`; a test keeps it current.
+
+A knob has one dotted path and three ways to set it. What stands further down wins:
+
+```text
+draftfleet.toml                      [worker]
+                                     concurrency = 48
+{ENV_PREFIX}WORKER__CONCURRENCY=48    environment: two underscores between section and knob
+--set worker.concurrency=48          flag; common knobs have a flag of their own, which wins over --set
+```
+
+`draftfleet settings` prints the values that hold now, as a settings file. An unknown key is an error that names its
+path and the nearest known key. Keep secrets (`queue.url`, `worker.api_key`, `flower.password`) in the environment:
+every user of a machine can see the flags of a process.
+"""
+
+
+def _sections() -> Iterator[tuple[str, Iterator[tuple[str, FieldInfo]]]]:
+    return groupby(describe(), key=lambda knob: knob[0].rpartition(".")[0])
+
+
+def _value(settings: Settings, path: str) -> Any:
+    value: Any = settings
+    for name in path.split("."):
+        value = getattr(value, name)
+    if isinstance(value, SecretStr):
+        return SECRET
+    return _map_text(value, lambda text: _USER_INFO.sub("***@", text))
+
+
+def _map_text(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [_map_text(one, change) for one in value]
+    return value
+
+
+def _default(field: FieldInfo) -> Any:
+    return field.get_default(call_default_factory=True)
+
+
+def _kind(field: FieldInfo) -> str:
+    bounds = [
+        f"{sign} {getattr(bound, name)}"
+        for bound in field.metadata
+        for name, sign in _BOUNDS.items()
+        if getattr(bound, name, None) is not None
+    ]
+    return ", ".join([_type_name(field.annotation), *bounds])
+
+
+def _type_name(kind: Any) -> str:
+    inner = [one for one in get_args(kind) if one is not type(None)]
+    origin = get_origin(kind)
+    if origin in (Union, types.UnionType):
+        return _type_name(inner[0])
+    if origin is Literal:
+        return " or ".join(f"`{one}`" for one in inner)
+    if origin is list:
+        return f"list of {_type_name(inner[0])}"
+    if origin is dict:
+        return "table"
+    if origin is not None:  # Annotated, where a bound stands inside an optional knob
+        return _type_name(inner[0])
+    return _KINDS[kind]
+
+
+def _cell(default: Any) -> str:
+    return "unset" if default is None else f"`{_toml(default)}`"
+
+
+def _toml(value: Any) -> str:
+    if value is None:
+        return "unset"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)} = {_toml(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    # Text, numbers and booleans are written alike in TOML and JSON.
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,328 @@
+"""The command line as a stranger meets it: as a process."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import draftfleet
+from draftfleet import cli, errors
+from draftfleet.flags import FLAGS
+from draftfleet.settings import load
+
+Result = subprocess.CompletedProcess[str]
+DEADLINE_S = 60
+
+HEAVY = ("torch", "transformers", "celery", "kombu", "redis", "openai", "httpx", "datasets", "pyarrow", "numpy", "rich")
+
+ROLE = """
+import signal, sys
+from dataclasses import dataclass
+from pathlib import Path
+from draftfleet import errors
+
+@dataclass
+class Report:
+    prompts: int
+    rate: float
+    exported: dict
+
+def succeed(settings, **flags):
+    print("progress", flags, file=sys.stderr)
+    return Report(prompts=1500, rate=2.0, exported={"vllm": Path(settings.producer.data)})
+
+def repeat(settings, **flags):
+    print(settings.model_dump_json(), file=sys.stderr)
+    return {} if "progress" in flags else 0
+
+def wait(settings, **flags):
+    print("waiting", file=sys.stderr, flush=True)
+    signal.pause()
+
+def needs_a_package(settings, **flags):
+    import a_package_nobody_has
+
+def fail(settings, **flags):
+    raise getattr(errors, settings.producer.data)("it broke: 7; allowed are 1 and 2")
+"""
+"""A role of the test's own, put into the table that the command line reads."""
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> list[str]:
+    """`draftfleet`, with `produce` led to a function of the module above, named by the first argument."""
+    (tmp_path / "a_role.py").write_text(ROLE)
+    code = (
+        "import sys; from draftfleet import cli; cli.ROLES['produce'] = 'a_role:' + sys.argv.pop(1); "
+        "sys.exit(cli.main())"
+    )
+    return [sys.executable, "-c", code]
+
+
+@pytest.fixture
+def call(tmp_path: Path) -> Callable[..., Result]:
+    """Run a command line in an empty folder."""
+
+    def start(*args: str, command: list[str] | None = None, **env: str) -> Result:
+        return subprocess.run(
+            [*(command or [sys.executable, "-m", "draftfleet"]), *args],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(tmp_path)} | env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+
+    return start
+
+
+def test_help_lists_every_verb_and_the_version_is_the_packages(call: Callable[..., Result]) -> None:
+    help_ = call("--help")
+    version = call("--version")
+
+    assert help_.returncode == 0
+    verbs = {line.split()[0] for line in help_.stdout.partition("Commands:")[2].splitlines() if line.strip()}
+    assert verbs == {*cli.ROLES, "settings"}
+    assert (version.returncode, version.stdout) == (0, f"draftfleet {draftfleet.__version__}\n")
+
+
+@pytest.mark.parametrize("args", [["--help"], ["--version"], ["work", "--help"]])
+def test_help_imports_nothing_heavy(call: Callable[..., Result], args: list[str]) -> None:
+    code = (
+        "import sys\n"
+        "from draftfleet import cli\n"
+        "try: cli.main()\n"
+        f"finally: print('heavy:', *(name for name in {HEAVY} if name in sys.modules), file=sys.stderr)"
+    )
+
+    result = call(*args, command=[sys.executable, "-c", code])
+
+    assert result.returncode == 0
+    assert result.stderr == "heavy:\n"
+
+
+@pytest.mark.parametrize("verb", cli.ROLES)
+def test_every_verb_names_a_function_that_is_there(verb: str) -> None:
+    module, _, function = cli.ROLES[verb].partition(":")
+
+    spec = importlib.util.find_spec(module)
+
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text())
+    functions = {node.name: node.args.args for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert function in functions
+    assert functions[function][0].arg == "settings"
+
+
+def test_a_result_is_one_json_line_on_stdout_and_a_summary_on_stderr(
+    call: Callable[..., Result], command: list[str]
+) -> None:
+    result = call("succeed", "produce", "x.jsonl", "--run", "r1", command=command)
+
+    assert result.returncode == 0
+    assert json.loads(result.stdout) == {"run": "r1", "prompts": 1500, "rate": 2.0, "exported": {"vllm": "x.jsonl"}}
+    assert result.stdout.count("\n") == 1
+    assert "1,500" in result.stderr
+    assert "'progress': False" in result.stderr, "no bars where standard error is no terminal"
+
+
+@pytest.mark.parametrize(
+    "error",
+    sorted(
+        name
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, errors.DraftfleetError)
+    ),
+)
+def test_an_error_of_ours_is_its_message_and_its_exit_code(
+    error: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "a_role.py").write_text(ROLE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(cli.ROLES, "produce", "a_role:fail")
+
+    with pytest.raises(SystemExit) as exit_:
+        cli.app(["produce", error])
+
+    assert exit_.value.code == getattr(errors, error).exit_code
+    assert capsys.readouterr() == ("", "draftfleet: it broke: 7; allowed are 1 and 2\n")
+
+
+def test_debug_shows_where_an_error_comes_from(call: Callable[..., Result], command: list[str]) -> None:
+    result = call("fail", "--debug", "produce", "DataError", command=command)
+
+    assert result.returncode == 1
+    assert "Traceback" in result.stderr
+    assert "it broke: 7; allowed are 1 and 2" in result.stderr
+
+
+def test_a_missing_package_is_named_with_what_brings_it(call: Callable[..., Result], command: list[str]) -> None:
+    code = "import sys; from draftfleet import cli; cli.ROLES['train'] = 'a_package_nobody_has.x:y'; cli.main()"
+
+    result = call("train", command=[sys.executable, "-c", code])
+
+    assert result.returncode == 1
+    assert result.stderr.startswith("draftfleet: `draftfleet train` needs the package a_package_nobody_has")
+    assert "[trainer]" in result.stderr
+
+
+def test_a_fault_inside_a_role_is_not_taken_for_a_missing_extra(
+    call: Callable[..., Result], command: list[str]
+) -> None:
+    result = call("needs_a_package", "produce", command=command)
+
+    assert "Traceback" in result.stderr
+    assert "a_package_nobody_has" in result.stderr
+    assert "extra" not in result.stderr
+
+
+def test_ctrl_c_ends_with_130_and_no_traceback(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    process = subprocess.Popen([*command, "wait", "produce"], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "waiting\n"
+
+    process.send_signal(signal.SIGINT)
+    _, rest = process.communicate(timeout=DEADLINE_S)
+
+    assert process.returncode == 130
+    assert rest == ""
+
+
+def test_a_reader_that_goes_away_is_no_fault() -> None:
+    shell = f"{sys.executable} -m draftfleet settings | head -1"
+
+    result = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+
+    assert result.stderr == ""
+
+
+def test_a_named_flag_wins_over_set_which_wins_over_the_environment_and_the_file(
+    call: Callable[..., Result], tmp_path: Path
+) -> None:
+    (tmp_path / "draftfleet.toml").write_text('run = "file"\nstorage.url = "file"\n[worker]\nconcurrency = 1\n')
+
+    result = call(
+        "settings", "--json", "--run", "flag", "--set", "run=set", "--set", "storage.url=set",
+        DRAFTFLEET_RUN="env", DRAFTFLEET_STORAGE__URL="env", DRAFTFLEET_WORKER__CONCURRENCY="2",
+    )  # fmt: skip
+
+    now = {path: knob["value"] for path, knob in json.loads(result.stdout).items()}
+    assert (now["run"], now["storage.url"], now["worker.concurrency"]) == ("flag", "set", 2)
+
+
+FLAGS_OF: dict[str, tuple[str, dict[str, Any]]] = {
+    "produce": (
+        "D --model m --target t --storage s --run r --column c --split-column sc --heldout 0.5 --batch-size 3 "
+        "--limit 4 --strict --max-tokens 5 --temperature 0 --no-thinking",
+        {
+            "target.model": "m",
+            "target.path": "t",
+            "storage.url": "s",
+            "run": "r",
+            "producer.data": "D",
+            "producer.column": "c",
+            "producer.split_column": "sc",
+            "producer.heldout": 0.5,
+            "producer.batch_size": 3,
+            "producer.limit": 4,
+            "producer.strict": True,
+            "sampling.max_tokens": 5,
+            "sampling.temperature": 0,
+            "sampling.thinking": False,
+        },
+    ),
+    "work": (
+        "--servers http://a:1,http://b:2 --servers http://c:3 --concurrency 6 --dialect vllm",
+        {
+            "worker.servers": ["http://a:1", "http://b:2", "http://c:3"],
+            "worker.concurrency": 6,
+            "worker.dialect": "vllm",
+        },
+    ),
+    "train": (
+        "--max-steps 8 --lr 0.5 --drafter d",
+        {"trainer.max_steps": 8, "trainer.lr": 0.5, "trainer.drafter": "d"},
+    ),
+    "trainer": ("--device cpu", {"trainer.device": "cpu"}),
+    "evaluate": ("--k 2 --prompts 7", {"evaluation.k": 2, "evaluation.prompts": 7}),
+    "flower": ("--address 127.0.0.2 --port 0", {"flower.address": "127.0.0.2", "flower.port": 0}),
+}
+
+
+@pytest.mark.parametrize("verb", FLAGS_OF)
+def test_every_flag_reaches_its_knob(
+    verb: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a_role.py").write_text(ROLE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(cli.ROLES, verb, "a_role:repeat")
+    args, wanted = FLAGS_OF[verb]
+
+    with pytest.raises(SystemExit) as exit_:
+        cli.app([verb, *shlex.split(args)])
+
+    said = capsys.readouterr().err
+    assert exit_.value.code == 0, said
+    settings = json.loads(said.splitlines()[0])
+    assert {path: _at(settings, path) for path in wanted} == wanted
+
+
+def test_no_flag_is_left_without_a_test() -> None:
+    assert {path for _, wanted in FLAGS_OF.values() for path in wanted} == set(FLAGS.values())
+
+
+def _at(settings: dict[str, Any], path: str) -> Any:
+    value: Any = settings
+    for name in path.split("."):
+        value = value[name]
+    return value
+
+
+def test_settings_prints_a_settings_file_with_the_values_that_hold(call: Callable[..., Result], tmp_path: Path) -> None:
+    result = call("settings", "--set", "worker.concurrency=7", "--set", 'worker.servers=["http://a:1"]')
+
+    (tmp_path / "again.toml").write_text(result.stdout)
+    assert tomllib.loads(result.stdout)["worker"]["concurrency"] == 7
+    said = load(flags={"worker.concurrency": 7, "worker.servers": ["http://a:1"]})
+    assert load(tmp_path / "again.toml").model_dump() == said.model_dump()
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_settings_never_shows_a_secret(call: Callable[..., Result], form: list[str]) -> None:
+    result = call(
+        "settings", *form, "--storage", "s3://someone:hush@host/bucket",
+        DRAFTFLEET_QUEUE__URL="redis://:hush@localhost/0",
+        DRAFTFLEET_WORKER__API_KEY="hush",
+        DRAFTFLEET_FLOWER__PASSWORD="hush",
+        DRAFTFLEET_WORKER__SERVERS='["http://someone:hush@host:1"]',
+    )  # fmt: skip
+
+    assert result.returncode == 0
+    assert result.stdout.count("(secret)") == 3
+    assert result.stdout.count("***@host") == 2
+    assert "hush" not in result.stdout + result.stderr
+
+
+def test_a_typo_is_told_with_its_path_and_the_nearest_key(call: Callable[..., Result]) -> None:
+    result = call("settings", "--set", "worker.concurency=7")
+
+    assert result.returncode == 2
+    assert result.stderr == "draftfleet: settings: unknown key worker.concurency; did you mean worker.concurrency?\n"
