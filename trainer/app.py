@@ -109,9 +109,12 @@ def _connect(settings: Settings, stop: threading.Event) -> redis.Redis | None:
 def _sweep(node: Node) -> None:
     """Have what dead holders left asked for again, trainings among it."""
     reconciler = Reconciler(node.app, node.client, node.storage, node.settings.claims)
+    fault = ""
     while not node.stop.wait(node.settings.claims.sweep_s):
         try:
             reconciler.discover()
             reconciler.sweep()
+            fault = ""
         except (redis.RedisError, OperationalError, DraftfleetError, OSError) as error:
-            log.warning(event("sweep failed", error=error))
+            if fault != (fault := str(error)):  # an outage is said once, not at each look
+                log.warning(event("sweep failed", error=error))

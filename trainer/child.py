@@ -17,7 +17,7 @@ import redis
 
 from draftfleet import children
 from draftfleet.claims import Claims, Holding
-from draftfleet.errors import TrainingError
+from draftfleet.errors import SettingsError, TrainingError
 from draftfleet.logs import event
 from draftfleet.runs import Run
 from draftfleet.settings import Settings, environment
@@ -63,6 +63,16 @@ class Claim:
 
     def release(self) -> bool:
         return self._claims.release(self.name, self.token)
+
+
+def check_processes(processes: int, accumulation: int) -> None:
+    """Raises SettingsError if a step has fewer batches than there are processes."""
+    if processes > accumulation:
+        raise SettingsError(
+            f"trainer.processes = {processes} is more than trainer.accumulation = {accumulation}: the batches of a "
+            "step are dealt out to the processes, so that their number changes the speed and not the result. "
+            f"Set trainer.accumulation to {processes} or a multiple of it."
+        )
 
 
 def command(processes: int) -> list[str]:

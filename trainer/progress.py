@@ -28,7 +28,7 @@ class Progress:
     trained_tokens: int = 0
     loss: float | None = None
     accuracy: list[float] = field(default_factory=list[float])
-    tokens_per_s: float | None = None
+    tokens_per_s: float = 0.0
     rows_admitted: int = 0
     rows_not_trained: dict[str, int] = field(default_factory=dict[str, int])
     corrupt_shards: int = 0
@@ -39,7 +39,7 @@ class Progress:
         parts = [f"step {self.step:,}/{self.max_steps:,}"]
         if self.loss is not None:
             parts.append(f"loss {self.loss:.3g}")
-        if self.tokens_per_s is not None:
+        if self.tokens_per_s:
             parts.append(f"{self.tokens_per_s / 1000:.1f}k tok/s")
         if self.waiting:
             parts.append(f"waiting for samples, {self.rows_admitted:,} rows so far")

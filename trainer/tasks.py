@@ -21,7 +21,7 @@ from draftfleet.records import TrainMessage
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.storage import Storage, open_storage
-from trainer.child import Claim, supervise
+from trainer.child import Claim, check_processes, supervise
 from trainer.pinned import pin, with_pinned
 
 log = logging.getLogger(__name__)
@@ -32,8 +32,10 @@ REDIS_AGAIN_S = 1.0
 def enqueue(settings: Settings) -> str:
     """Pin what the drafter is trained with and ask a trainer for it. Returns a sentence that says so.
 
-    A drafter that was begun goes on from its latest checkpoint. Raises RunMissing, RunConflict or QueueError.
+    A drafter that was begun goes on from its latest checkpoint. Raises SettingsError, RunMissing, RunConflict
+    or QueueError.
     """
+    check_processes(settings.trainer.processes, settings.trainer.accumulation)
     run = Run.open(open_storage(settings.storage.url), settings.run)
     connect(settings).close()
     drafter = settings.trainer.drafter

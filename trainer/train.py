@@ -40,7 +40,7 @@ from draftfleet.storage import open_storage
 from trainer import algorithms, checkpoint, metrics, targets
 from trainer.algorithms import Algorithm
 from trainer.checkpoint import State
-from trainer.child import CLAIM_TOKEN
+from trainer.child import CLAIM_TOKEN, check_processes
 from trainer.data import Feed, Journal, Position
 from trainer.metrics import Meter
 from trainer.pinned import pin
@@ -60,12 +60,7 @@ def train(settings: Settings, stop: threading.Event) -> bool:
     run = Run.open(open_storage(settings.storage.url), settings.run)
     device = choose_device(knobs.device)
     team = Team.join(device)
-    if team.size > knobs.accumulation:
-        raise SettingsError(
-            f"trainer.processes = {team.size} is more than trainer.accumulation = {knobs.accumulation}: the batches of "
-            "a step are dealt out to the processes, so that their number changes the speed and not the result. "
-            f"Set trainer.accumulation to {team.size} or a multiple of it."
-        )
+    check_processes(team.size, knobs.accumulation)
     if team.leads:
         pin(run, settings)
     path = _latest(run.drafter_dir(knobs.drafter), team)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -15,18 +14,21 @@ from typing import Any
 import psutil
 import pytest
 import redis
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from draftfleet import children
 from draftfleet.claims import Claims, Taken
 from draftfleet.embedded import Embedded
-from draftfleet.errors import QueueError, RunConflict, RunMissing
+from draftfleet.errors import QueueError, RunConflict, RunMissing, SettingsError
 from draftfleet.queue import TRAIN_QUEUE, connect, make_app, publish_training
 from draftfleet.runs import Run
 from draftfleet.settings import Settings, environment, load
 from draftfleet.storage import FileStorage
 from trainer import checkpoint
+from trainer.child import command
 from trainer.progress import Progress
 from trainer.tasks import enqueue
+from trainer.train import train
 
 TINY_TARGET = Path(__file__).parents[2] / "examples/tiny-target"
 SERVE = (
@@ -149,7 +151,7 @@ def test_a_training_begun_before_there_are_shards_waits_follows_them_and_finishe
 
 
 def test_a_killed_trainer_leaves_no_child_and_the_next_one_goes_on_from_the_checkpoint(
-    *, run: Run, settings: Settings, samples: Any, start: Start, until: Callable[..., Any]
+    *, run: Run, settings: Settings, samples: Any, start: Start, until: Callable[..., Any], redis_server: Embedded
 ) -> None:
     samples.put("train-000000")
     run.seal({})
@@ -166,6 +168,14 @@ def test_a_killed_trainer_leaves_no_child_and_the_next_one_goes_on_from_the_chec
     until(lambda: latest_step(run) >= left + 5, what="a checkpoint of the next trainer")
 
     assert f"training resumed checkpoint={run.drafter_dir('d')}/checkpoints/step-{left:06d}" in said_in_training(run)
+
+    # Without Redis the training goes on, and has its claim again when Redis is back.
+    redis_server.stop()
+    left = latest_step(run)
+    until(lambda: latest_step(run) >= left + 10, what="checkpoints without Redis")
+    redis_server.start()
+    claims = Claims(connect(settings), run.run_id, settings.claims, "test")
+    until(lambda: (claims.sweep(), claims.holder("train:d"))[1], what="the claim renewed")
 
     orphans = family(second)
     second.send_signal(signal.SIGTERM)
@@ -193,7 +203,7 @@ def test_a_message_whose_drafter_is_being_trained_is_dropped(
     assert not (run.drafter_dir("d") / "train.log").exists()
 
 
-def test_a_training_that_fails_says_why_in_its_task_and_can_be_asked_for_again(
+def test_a_training_that_fails_says_why_in_its_task_and_is_not_tried_again_by_itself(
     *, run: Run, settings: Settings, samples: Any, start: Start, until: Callable[..., Any]
 ) -> None:
     flower = Flower(settings)
@@ -209,11 +219,9 @@ def test_a_training_that_fails_says_why_in_its_task_and_can_be_asked_for_again(
     assert "TrainingError" in flower.texts("task-failed")[0]
     broken.terminate()
     assert broken.wait(30) == 0
-    assert connect(settings).llen(TRAIN_QUEUE) == 0
-
-    enqueue(settings)
-    start(settings)
-    until(lambda: latest_step(run) >= 5, what="a checkpoint")
+    client = connect(settings)
+    assert client.llen(TRAIN_QUEUE) == client.hlen("unacked") == 0
+    assert Claims(client, run.run_id, settings.claims, "test").held() == set()
 
 
 def test_a_trainer_that_lost_its_claim_stops_and_puts_no_checkpoint(
@@ -281,24 +289,25 @@ def test_a_request_without_redis_is_refused_and_pins_nothing(
 
 
 def losses(run: Run, drafter: str) -> list[float]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     board = EventAccumulator(str(run.drafter_dir(drafter) / "tensorboard")).Reload()
     return [scalar.value for scalar in board.Scalars("loss")]
 
 
 def test_two_processes_train_as_one_does(run: Run, settings: Settings, samples: Any) -> None:
-    from trainer.child import command
-
     samples.put("train-000000")
     run.seal({})
+    settings = changed(settings, accumulation=2, max_steps=4)
 
-    for processes in (1, 2):
-        alone = changed(settings, drafter=f"d{processes}", processes=processes, accumulation=2, max_steps=4)
-        tied = [argument for argument in command(processes) if argument != "--tied"]
-        environ = environment(alone) | {"OMP_NUM_THREADS": "1"}
-        subprocess.run(tied, env=environ, check=True, timeout=240, stdin=subprocess.DEVNULL)
+    assert train(changed(settings, drafter="one"), threading.Event())
+    together = environment(changed(settings, drafter="two", processes=2))
+    subprocess.run(command(2), env=together, check=True, timeout=240, stdin=subprocess.DEVNULL)
 
-    assert losses(run, "d2") == pytest.approx(losses(run, "d1"), abs=1e-5)
-    assert len(losses(run, "d2")) == 4
-    assert os.environ["OMP_NUM_THREADS"] == "1"
+    assert len(losses(run, "two")) == 4
+    assert losses(run, "two") == pytest.approx(losses(run, "one"), rel=1e-5)
+
+
+def test_more_processes_than_batches_in_a_step_are_refused_when_asked_for(run: Run, settings: Settings) -> None:
+    with pytest.raises(SettingsError, match=r"trainer\.accumulation to 8"):
+        enqueue(changed(settings, processes=8, accumulation=4))
+
+    assert not run.drafter_dir("d").exists()
