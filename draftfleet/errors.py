@@ -14,7 +14,8 @@
     │   └── CorruptFile          a file that exists and cannot be read
     ├── ServerError              an inference server, or its answer to one request
     │   ├── NotReady             it did not get ready within its budget
-    │   ├── Mismatch             it serves something else than the run asks for (the canary)
+    │   ├── Mismatch             it serves something else than the run asks for
+    │   ├── Unauthorized         it wants another key: 401, 403               stops the worker
     │   ├── BadRequest           it refused this row: 400, 404, 413, 422       never retried
     │   ├── Overload             it is full: 429, 503                          retried
     │   └── Transient            it broke off: reset, 5xx, abort               retried
@@ -86,6 +87,9 @@ class NotReady(ServerError): ...
 
 
 class Mismatch(ServerError): ...
+
+
+class Unauthorized(ServerError): ...
 
 
 class BadRequest(ServerError):

@@ -152,7 +152,7 @@ class Run:
         path = self._prompts(parent)
         raw = self.storage.read(path)
         try:
-            prompts = [Prompt.from_json(line) for line in gzip.decompress(raw).decode().splitlines()]
+            prompts = [Prompt.from_json(line) for line in _lines(gzip.decompress(raw).decode())]
         except (ValueError, TypeError, EOFError, OSError) as error:
             raise CorruptFile(f"{self.storage.url}/{path} cannot be read: {error}. Restore it from a copy.") from None
         return prompts if row is None else [prompts[row]]
@@ -248,7 +248,7 @@ class Run:
         except FileNotFoundError:
             return []
         samples: list[Sample] = []
-        for line in raw.decode(errors="replace").splitlines():
+        for line in _lines(raw.decode(errors="replace")):
             try:
                 samples.append(Sample.from_json(line))
             except (ValueError, TypeError):
@@ -343,6 +343,11 @@ def best(samples: Iterable[Sample]) -> dict[str, Sample]:
         if held is None or _RANK[sample.outcome] < _RANK[held.outcome]:
             chosen[sample.row_key] = sample
     return chosen
+
+
+def _lines(text: str) -> list[str]:
+    """Not `splitlines`: that also breaks at U+2028 and its like, which JSON leaves inside a text."""
+    return [line for line in text.split("\n") if line]
 
 
 def _json(value: dict[str, Any]) -> bytes:

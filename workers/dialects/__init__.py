@@ -1,0 +1,121 @@
+"""How each inference server departs from the OpenAI API: pure functions of dicts, one module per server.
+
+A dialect builds the body of a request, reads the body of an answer, and says what went wrong with a refused one. It
+opens no connection. `load("vllm")` imports `workers.dialects.vllm` on use.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from draftfleet.errors import ServerError, SettingsError, Transient
+from draftfleet.records import Conversation, Outcome
+from draftfleet.settings import Sampling
+
+DIALECTS = {
+    "vllm": "workers.dialects.vllm",
+    "transformers": "workers.dialects.transformers",
+    "openai": "workers.dialects.openai",
+}
+"""Name of a dialect and its module, in the order in which `detect` asks. `openai` fits any server, so it is last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What a server answered to one request.
+
+    `token_ids` are exactly what the model produced, reasoning and stop token included, or None where the server does
+    not tell. `reasoning_source` names where the reasoning stood: `reasoning`, `reasoning_content`, or `think_tags` for
+    a `<think>` block in the content. Counts are -1 where the server gave none.
+    """
+
+    model: str
+    outcome: Outcome
+    finish_reason: str
+    reasoning: str | None = None
+    reasoning_source: str | None = None
+    content: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
+    prompt_tokens: int = -1
+    completion_tokens: int = -1
+
+
+class Dialect(Protocol):
+    """One module of this package."""
+
+    @property
+    def NAME(self) -> str: ...
+
+    @property
+    def GIVES_TOKEN_IDS(self) -> bool:
+        """Whether the server can say which ids it produced. Where not, they come from the target's tokenizer."""
+        ...
+
+    def request(
+        self,
+        model: str,
+        messages: Conversation,
+        sampling: Sampling,
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        seed: int | None = None,
+    ) -> dict[str, Any]:
+        """The JSON body of POST /v1/chat/completions. `sampling.extra_body` is merged last, so it wins."""
+        ...
+
+    def parse(self, body: dict[str, Any]) -> Completion:
+        """Read the body of an HTTP 200. Raises Transient on an aborted answer or a body that is no completion."""
+        ...
+
+    def classify(self, status: int, headers: Mapping[str, str], body: str | bytes) -> ServerError:
+        """The error that an answer with another HTTP status stands for, to be raised by the caller.
+
+        BadRequest: this row is refused, never asked again. Overload, Transient: the row may be asked again.
+        Mismatch: the server does not serve this model (any more); the row is not at fault, look at the server again.
+        Unauthorized: no row will pass; stop and tell the operator.
+        """
+        ...
+
+    def recognizes(self, models: Mapping[str, Any], metrics: str, headers: Mapping[str, str]) -> bool:
+        """Whether a server that answers like this speaks this dialect (see `detect`)."""
+        ...
+
+
+def load(name: str) -> Dialect:
+    """Raises SettingsError, listing the known ones, on an unknown name."""
+    if name not in DIALECTS:
+        known = ", ".join(DIALECTS)
+        raise SettingsError(f"worker.dialect = {name!r}: no such dialect; known are {known}, and auto to detect it.")
+    return cast(Dialect, importlib.import_module(DIALECTS[name]))
+
+
+def detect(models: Mapping[str, Any], metrics: str, headers: Mapping[str, str]) -> str | None:
+    """Which dialect a server speaks, from its answers before any prompt was sent. None if nothing tells.
+
+    `models` is the body of GET /v1/models, `metrics` the text of GET /metrics ("" if there is none), `headers` those of
+    either answer.
+    """
+    return next((name for name in DIALECTS if load(name).recognizes(models, metrics, headers)), None)
+
+
+def decode(raw: str | bytes) -> dict[str, Any]:
+    """The JSON object in the body of an HTTP 200. Raises Transient on anything else: a proxy or server that broke."""
+    try:
+        body = json.loads(raw)
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        raise Transient(f"the server answered 200 with a body that is no JSON object: {start_of(raw)!r}.")
+    return cast(dict[str, Any], body)
+
+
+def start_of(raw: str | bytes, limit: int = 300) -> str:
+    """The start of a body, for messages."""
+    text = raw.decode(errors="replace") if isinstance(raw, bytes) else raw
+    return text if len(text) <= limit else text[:limit] + "..."

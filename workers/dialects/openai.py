@@ -1,0 +1,139 @@
+"""Any server with an OpenAI-compatible chat API, and what the other dialects have in common with it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, cast
+
+from draftfleet.errors import BadRequest, Mismatch, Overload, ServerError, Transient, Unauthorized
+from draftfleet.records import Conversation, Outcome
+from draftfleet.settings import Sampling
+from workers.dialects import Completion, start_of
+
+NAME = "openai"
+GIVES_TOKEN_IDS = False
+
+REASONING_FIELDS = ("reasoning", "reasoning_content")
+COMPLETE = {"stop", "tool_calls", "function_call"}
+BROKEN_OFF = {"abort", "error", "cancelled"}
+OVERLOADED = {429, 503, 529}
+TIMED_OUT = {408, 425}
+_NO_SUCH_MODEL = re.compile(r"model\b.*\b(does not exist|not found)|no such model|server is pinned to", re.I | re.S)
+
+
+def request(
+    model: str,
+    messages: Conversation,
+    sampling: Sampling,
+    *,
+    tools: list[dict[str, Any]] | None = None,
+    seed: int | None = None,
+) -> dict[str, Any]:
+    body: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": sampling.max_tokens}
+    optional = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": seed, "tools": tools or None}
+    body |= {key: value for key, value in optional.items() if value is not None}
+    if sampling.thinking is not None:
+        body["chat_template_kwargs"] = {"enable_thinking": sampling.thinking}
+    return body | sampling.extra_body
+
+
+def parse(body: dict[str, Any]) -> Completion:
+    try:
+        choice = body["choices"][0]
+        message: dict[str, Any] = choice["message"]
+        finish_reason = choice.get("finish_reason")
+        usage: dict[str, Any] = body.get("usage") or {}
+        content: str | None = message.get("content")
+        tool_calls: list[dict[str, Any]] | None = message.get("tool_calls") or None
+        model = str(body.get("model") or "")
+    except (KeyError, IndexError, TypeError, AttributeError):
+        shown = start_of(json.dumps(body, ensure_ascii=False))
+        raise Transient(f"the server answered 200 with a body that is no chat completion: {shown!r}.") from None
+    outcome = outcome_of(finish_reason)
+    reasoning, source, content = split_reasoning(message, content)
+    return Completion(
+        model=model,
+        outcome=outcome,
+        finish_reason=cast(str, finish_reason),
+        reasoning=reasoning,
+        reasoning_source=source,
+        content=content,
+        tool_calls=tool_calls,
+        prompt_tokens=_count(usage, "prompt_tokens"),
+        completion_tokens=_count(usage, "completion_tokens"),
+    )
+
+
+def outcome_of(finish_reason: object) -> Outcome:
+    """`length`, and any reason we do not know, is truncated: the answer ended before the model ended it."""
+    if finish_reason is None or finish_reason in BROKEN_OFF:
+        raise Transient(f"the server broke the answer off: finish_reason = {finish_reason!r}.")
+    return "ok" if finish_reason in COMPLETE else "truncated"
+
+
+def split_reasoning(message: Mapping[str, Any], content: str | None) -> tuple[str | None, str | None, str | None]:
+    """Reasoning, where it stood, and the content without it.
+
+    A `</think>` without its opening counts too: some templates write the opening into the prompt.
+    """
+    for field in REASONING_FIELDS:
+        text = message.get(field)
+        if isinstance(text, str) and text:
+            return text, field, content
+    if not content or ("</think>" not in content and not content.lstrip().startswith("<think>")):
+        return None, None, content
+    thought, closed, rest = content.partition("</think>")
+    thought = thought.lstrip().removeprefix("<think>").strip("\n")
+    return thought, "think_tags", rest.lstrip("\n") if closed else None
+
+
+def classify(status: int, headers: Mapping[str, str], body: str | bytes) -> ServerError:
+    text = start_of(body)
+    said = f"the server answered {status}: {text!r}"
+    if status in (401, 403):
+        return Unauthorized(f"{said}. Set worker.api_key to a key that this server accepts.")
+    if status in OVERLOADED:
+        return Overload(said, status=status, retry_after_s=retry_after_s(headers))
+    if status in TIMED_OUT or status >= 500 or status < 400:
+        return Transient(said)
+    if status in (400, 404) and _NO_SUCH_MODEL.search(text):
+        return Mismatch(f"{said}. It does not serve the model of this run: start it with that model.")
+    return BadRequest(said, status=status, body=text)
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Retry-After as seconds from now: it comes as seconds or as an HTTP date. None if absent or unreadable."""
+    value = next((value for key, value in headers.items() if key.lower() == "retry-after"), "").strip()
+    try:
+        return max(float(value), 0.0)
+    except ValueError:
+        pass
+    try:
+        when = parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    when = when if when.tzinfo else when.replace(tzinfo=UTC)
+    return max((when - datetime.now(UTC)).total_seconds(), 0.0)
+
+
+def recognizes(models: Mapping[str, Any], metrics: str, headers: Mapping[str, str]) -> bool:
+    """Any server that lists models."""
+    return bool(model_entries(models))
+
+
+def model_entries(models: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The entries of a /v1/models body; none if it is no such body."""
+    data = models.get("data")
+    if not isinstance(data, list):
+        return []
+    entries = cast(list[object], data)
+    return [cast(dict[str, Any], entry) for entry in entries if isinstance(entry, dict) and "id" in entry]
+
+
+def _count(usage: Mapping[str, Any], key: str) -> int:
+    value = usage.get(key)
+    return value if isinstance(value, int) else -1

@@ -1,0 +1,43 @@
+"""vLLM: exact token ids on request, reasoning in `reasoning` (`reasoning_content` before 0.16), gauges at /metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from draftfleet.records import Conversation
+from draftfleet.settings import Sampling
+from workers.dialects import Completion, openai
+
+NAME = "vllm"
+GIVES_TOKEN_IDS = True
+
+classify = openai.classify
+
+
+def request(
+    model: str,
+    messages: Conversation,
+    sampling: Sampling,
+    *,
+    tools: list[dict[str, Any]] | None = None,
+    seed: int | None = None,
+) -> dict[str, Any]:
+    return {"return_token_ids": True} | openai.request(model, messages, sampling, tools=tools, seed=seed)
+
+
+def parse(body: dict[str, Any]) -> Completion:
+    completion = openai.parse(body)
+    choice = body["choices"][0]
+    return replace(
+        completion, prompt_token_ids=_ids(body.get("prompt_token_ids")), token_ids=_ids(choice.get("token_ids"))
+    )
+
+
+def recognizes(models: Mapping[str, Any], metrics: str, headers: Mapping[str, str]) -> bool:
+    return "\nvllm:" in f"\n{metrics}" or any(entry.get("owned_by") == "vllm" for entry in openai.model_entries(models))
+
+
+def _ids(value: object) -> list[int] | None:
+    return cast(list[int], value) if isinstance(value, list) else None
