@@ -132,7 +132,7 @@ def work(
     assign: Set = None,
 ) -> None:
     """Ask this node's servers what is queued."""
-    raise typer.Exit(_role("work")(read(ctx)))
+    raise typer.Exit(_role("work")(read(ctx), reload=lambda: read(ctx)))
 
 
 @app.command()

@@ -69,7 +69,7 @@ def read(ctx: typer.Context) -> Settings:
 
     given = ctx.params
     flags = dict(map(assignment, given["assign"] or []))
-    flags |= {FLAGS[name]: value for name, value in given.items() if name in FLAGS and value is not None}
+    flags |= {FLAGS[name]: value for name, value in given.items() if name in FLAGS and value not in (None, (), [])}
     if given.get("servers"):
         flags["worker.servers"] = [url.strip() for part in given["servers"] for url in part.split(",") if url.strip()]
     return load(given["config"], flags)

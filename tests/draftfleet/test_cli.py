@@ -43,9 +43,9 @@ def succeed(settings, **flags):
     print("progress", flags, file=sys.stderr)
     return Report(prompts=1500, rate=2.0, exported={"vllm": Path(settings.producer.data)})
 
-def repeat(settings, **flags):
+def repeat(settings, *args, **flags):
     print(settings.model_dump_json(), file=sys.stderr)
-    return {} if "progress" in flags else "queued" if settings.trainer.drafter == "d" else 0
+    return {} if args or "progress" in flags else 0
 
 def wait(settings, **flags):
     print("waiting", file=sys.stderr, flush=True)
@@ -283,6 +283,23 @@ def test_every_flag_reaches_its_knob(
     assert exit_.value.code == 0, said
     settings = json.loads(said.splitlines()[0])
     assert {path: _at(settings, path) for path in wanted} == wanted
+
+
+@pytest.mark.parametrize("verb", cli.ROLES)
+def test_a_flag_that_is_not_given_leaves_its_knob_to_the_file(
+    verb: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a_role.py").write_text(ROLE)
+    (tmp_path / "draftfleet.toml").write_text(
+        "[producer]\nstrict = true\n[sampling]\nthinking = true\n[worker]\nservers = ['http://a:1']\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(cli.ROLES, verb, "a_role:repeat")
+
+    with pytest.raises(SystemExit):
+        cli.app([verb])
+
+    assert json.loads(capsys.readouterr().err.splitlines()[0]) == load().model_dump(mode="json")
 
 
 def test_no_flag_is_left_without_a_test() -> None:
