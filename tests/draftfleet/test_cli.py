@@ -43,9 +43,13 @@ def succeed(settings, **flags):
     print("progress", flags, file=sys.stderr)
     return Report(prompts=1500, rate=2.0, exported={"vllm": Path(settings.producer.data)})
 
-def repeat(settings, *args, **flags):
-    print(settings.model_dump_json(), file=sys.stderr)
-    return {} if args or "progress" in flags else 0
+def repeat_and_return(value):
+    def repeat(settings, *args, **flags):
+        print(settings.model_dump_json(), file=sys.stderr)
+        return value
+    return repeat
+
+code, text, fields = repeat_and_return(0), repeat_and_return("queued"), repeat_and_return({})
 
 def wait(settings, **flags):
     print("waiting", file=sys.stderr, flush=True)
@@ -228,6 +232,9 @@ def test_a_named_flag_wins_over_set_which_wins_over_the_environment_and_the_file
     assert (now["run"], now["storage.url"], now["worker.concurrency"]) == ("flag", "set", 2)
 
 
+RETURNS = {"produce": "fields", "evaluate": "fields", "export": "fields", "train": "text"}
+"""What the command line expects of a role: a result, a sentence, or an exit code."""
+
 FLAGS_OF: dict[str, tuple[str, dict[str, Any]]] = {
     "produce": (
         "D --model m --target t --storage s --run r --column c --split-column sc --heldout 0.5 --batch-size 3 "
@@ -273,7 +280,7 @@ def test_every_flag_reaches_its_knob(
 ) -> None:
     (tmp_path / "a_role.py").write_text(ROLE)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(cli.ROLES, verb, "a_role:repeat")
+    monkeypatch.setitem(cli.ROLES, verb, f"a_role:{RETURNS.get(verb, 'code')}")
     args, wanted = FLAGS_OF[verb]
 
     with pytest.raises(SystemExit) as exit_:
@@ -294,7 +301,7 @@ def test_a_flag_that_is_not_given_leaves_its_knob_to_the_file(
         "[producer]\nstrict = true\n[sampling]\nthinking = true\n[worker]\nservers = ['http://a:1']\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(cli.ROLES, verb, "a_role:repeat")
+    monkeypatch.setitem(cli.ROLES, verb, f"a_role:{RETURNS.get(verb, 'code')}")
 
     with pytest.raises(SystemExit):
         cli.app([verb])
