@@ -159,17 +159,20 @@ def test_the_first_batch_is_in_the_queue_while_the_data_set_is_still_being_writt
     pipe = tmp_path / "data.jsonl"
     os.mkfifo(pipe)
     lines = questions(30)
+    produce(configure(write(tmp_path / "earlier.jsonl", lines[:1])), progress=False)
+    assert Run.open(storage, "run").sealed() is not None
     producing = in_thread(lambda: produce(configure(pipe), progress=False))
 
     with pipe.open("w") as file:
         file.writelines(lines[:20])
         file.flush()
-        until(lambda: "train-000000" in queued(client), what="the first batch in the queue")
+        until(lambda: len(queued(client)) > 1, what="the first batch in the queue")
         assert not producing.done()
         assert Run.open(storage, "run").sealed() is None
         file.writelines(lines[20:])
 
-    assert producing.result(60).new == 30
+    assert producing.result(60).new == 29
+    assert Run.open(storage, "run").sealed() is not None
     assert contents(Run.open(storage, "run")) == texts(lines)
 
 

@@ -1,0 +1,90 @@
+"""What the workers say of themselves while they run, for `draftfleet status` and progress bars. Nothing depends on it.
+
+draftfleet:live:PROCESS    JSON of one WorkerReport; gone LIVE_S seconds after its process fell silent
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import redis
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+PUBLISH_S = 2
+"""Seconds between reports."""
+
+LIVE_S = 15
+"""A process that has not reported for this many seconds is no longer shown."""
+
+WorkerState = Literal["waiting", "working", "paused", "draining"]
+ServerState = Literal["waiting", "ready", "away", "mismatched"]
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class ServerReport(Part):
+    """`limit` is how many requests it may get at once; an overloaded server gets fewer for a while (`slots`)."""
+
+    url: str
+    state: ServerState
+    in_flight: int
+    limit: int
+    slots: int
+    rows: int
+    tokens: int
+    tokens_per_s: float
+
+
+class RunReport(Part):
+    """Rows that are finished on this process and stand in no shard yet. Shards and these together are the progress."""
+
+    run: str
+    run_id: str
+    ok: int = 0
+    truncated: int = 0
+    failed: int = 0
+    tokens: int = 0
+
+
+class WorkerReport(Part):
+    """`waiting`: no server is ready. `paused`: the storage cannot be written. Times are seconds since the epoch."""
+
+    process: str
+    host: str
+    pid: int
+    started_at: float
+    state: WorkerState
+    reason: str = ""
+    model: str = ""
+    servers: list[ServerReport] = Field(default_factory=list[ServerReport])
+    batches_held: int = 0
+    rows_waiting: int = 0
+    rows_in_flight: int = 0
+    runs: list[RunReport] = Field(default_factory=list[RunReport])
+
+    def to_json(self) -> dict[str, Any]:
+        return self.model_dump()
+
+
+def publish(client: redis.Redis, report: WorkerReport) -> None:
+    """Replace the last report of this process. May raise redis.RedisError."""
+    client.set(f"draftfleet:live:{report.process}", report.model_dump_json(), ex=LIVE_S)
+
+
+def withdraw(client: redis.Redis, process: str) -> None:
+    """The process ends: it is no longer shown. May raise redis.RedisError."""
+    client.delete(f"draftfleet:live:{process}")
+
+
+def read(client: redis.Redis) -> list[WorkerReport]:
+    """The reports of all live processes, by name. One of another version that cannot be read is left out."""
+    names = sorted(str(name) for name in client.scan_iter("draftfleet:live:*", count=1000))
+    reports: list[WorkerReport] = []
+    for raw in client.mget(names) if names else []:
+        try:
+            reports.append(WorkerReport.model_validate_json(raw or ""))
+        except ValidationError:
+            continue
+    return reports

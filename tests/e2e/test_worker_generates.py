@@ -1,0 +1,215 @@
+"""Real worker processes, a real Valkey, fake servers: what a healthy fleet does."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from draftfleet import live
+from draftfleet.accounting import Accountant
+from draftfleet.claims import Claims
+from draftfleet.queue import connect, make_app, queued
+from draftfleet.records import SAMPLE_SCHEMA, Prompt
+from draftfleet.runs import Run
+from draftfleet.settings import Settings
+from draftfleet.storage import FileStorage
+from draftfleet.testing import FakeServer
+from draftfleet.testing.workers import WorkerProcess, changed, enqueue
+
+Until = Callable[..., Any]
+MakePrompts = Callable[..., list[Prompt]]
+
+
+def test_every_row_is_asked_once_over_two_servers_and_committed_with_all_it_needs(
+    settings: Settings, storage: FileStorage, make_prompts: MakePrompts, until: Until, tmp_path: Path
+) -> None:
+    run = Run.create(storage, "run", {"target.model": "tiny", "sampling.max_tokens": 64, "sampling.seed": 7}, {})
+    prompts = make_prompts(60)
+    with FakeServer(model="tiny", latency_s=0.05) as one, FakeServer(model="tiny") as other:
+        settings = changed(settings, worker__servers=[one.url, f"{other.url}/v1/"], worker__concurrency=4)
+        names = enqueue(settings, run, prompts)
+
+        with WorkerProcess(settings, tmp_path / "worker.log") as worker:
+            until(lambda: run.done() == names, what="all batches done")
+            worker.send(signal.SIGTERM)
+            code = worker.wait()
+
+        asked = [server.stats()["rows"] for server in (one, other)]
+
+    samples = [sample for name in names for sample in run.read_samples(name)]
+    assert code == 0
+    assert [sample.row_key for sample in samples] == [prompt.row_key for prompt in prompts]
+    assert {sample.server for sample in samples} == {one.url, other.url}
+    # Each server's canary asks one prompt more.
+    assert sum(row["requests"] for rows in asked for row in rows.values()) <= len(prompts) + 2 * 2
+    assert all(row["requests"] for rows in asked for row in rows.values())
+    assert all(sample.ids_source == "engine" and sample.ids_match_usage for sample in samples)
+    assert all(sample.dialect and sample.worker and sample.seconds > 0 and sample.reasoning for sample in samples)
+    assert Accountant(run).account().holds
+    table = pq.read_table(storage.root / "run/samples" / f"{names[0]}.parquet")
+    assert table.schema.names == SAMPLE_SCHEMA.names
+    assert list(run.partials()) == []
+
+
+def test_nothing_is_consumed_before_a_server_is_ready(
+    settings: Settings, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
+) -> None:
+    redis = connect(settings)
+    with FakeServer(model="tiny", ready=False) as server:
+        settings = changed(settings, worker__servers=[server.url], worker__probe_interval_s=0.1)
+        names = enqueue(settings, run, make_prompts(16))
+
+        with WorkerProcess(settings, tmp_path / "worker.log"):
+            until(lambda: [report.state for report in live.read(redis)] == ["waiting"], what="a waiting worker")
+            waiting = queued(redis, "tiny")
+            server.change(ready=True)
+            until(lambda: run.done() == names, what="all batches done")
+
+    assert waiting == len(names)
+
+
+def test_a_worker_whose_only_server_went_away_takes_nothing_more(
+    settings: Settings, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
+) -> None:
+    redis = connect(settings)
+    with FakeServer(model="tiny") as server:
+        settings = changed(settings, worker__servers=[server.url], worker__probe_interval_s=0.1)
+        first = enqueue(settings, run, make_prompts(8))
+        with WorkerProcess(settings, tmp_path / "worker.log") as worker:
+            until(lambda: run.done() == first, what="the first batch")
+            server.change(alive=False)
+            until(lambda: worker.said("waiting for server"), what="the server to be missed")
+
+            second = enqueue(settings, run, make_prompts(80, start=8))
+            until(lambda: redis.llen("generate.tiny") + redis.llen("generate-again.tiny") == len(second))
+            until(lambda: live.read(redis)[0].state == "waiting", what="a waiting worker")
+            held = len(Claims(redis, run.run_id, settings.claims, "test").held())
+            server.change(alive=True)
+            until(lambda: run.done() == first + second, what="all batches done")
+
+    assert held == 0
+    assert Accountant(run).account().holds
+
+
+def test_held_batches_follow_the_low_watermark(
+    settings: Settings, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
+) -> None:
+    redis = connect(settings)
+    with FakeServer(model="tiny", latency_s=0.3) as server:
+        settings = changed(settings, worker__servers=[server.url], worker__concurrency=4)
+        names = enqueue(settings, run, make_prompts(80), batch_size=8)
+
+        reports: list[live.WorkerReport] = []
+        with WorkerProcess(settings, tmp_path / "worker.log") as worker:
+            until(lambda: reports.extend(live.read(redis)) or len(run.done()) >= 3, what="three batches")
+            worker.send(signal.SIGTERM)
+            worker.wait()
+
+    # 4 slots and a watermark of 2 batches: 4 rows in flight, at most 15 waiting when the next 8 are taken.
+    held = [report.batches_held for report in reports]
+    waiting = [report.rows_waiting for report in reports]
+    assert max(held) in (3, 4)
+    assert 8 <= max(waiting) < 24
+    assert len(run.done()) < len(names)
+
+
+def test_the_retry_queue_is_consumed_first(
+    settings: Settings, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
+) -> None:
+    redis = connect(settings)
+    with FakeServer(model="tiny", latency_s=0.02) as server:
+        settings = changed(settings, worker__servers=[server.url], worker__concurrency=1, worker__watermark_batches=1)
+        names = enqueue(settings, run, make_prompts(40), batch_size=4)
+        last = redis.lpop("generate.tiny")  # the newest message: BRPOP takes from the other end
+        assert last
+        redis.lpush("generate-again.tiny", last)
+
+        with WorkerProcess(settings, tmp_path / "worker.log") as worker:
+            taken = until(lambda: worker.said("batch taken"), what="a first batch")
+
+    assert f"batch={names[-1]} " in taken[0]
+
+
+def test_a_row_that_was_split_off_is_found_in_its_batch_s_partials(
+    settings: Settings,
+    run: Run,
+    make_prompts: MakePrompts,
+    make_sample: Callable[..., Any],
+    until: Until,
+    tmp_path: Path,
+) -> None:
+    prompts = make_prompts(2)
+    with FakeServer(model="tiny") as server:
+        settings = changed(settings, worker__servers=[server.url], claims__reconcile_s=0.2, claims__grace_s=0.1)
+        run.write_prompts("train-000000", prompts)
+        run.split("train-000000", 2)
+        run.seal({"prompts": 2})
+        run.write_partial("gone", 0, [make_sample(prompts[1], "train-000000", content="from before")])
+
+        with WorkerProcess(settings, tmp_path / "worker.log"):
+            parts = ["train-000000.0000", "train-000000.0001"]
+            until(lambda: run.done() == parts, what="both rows")
+            until(lambda: not list(run.partials()), what="the partial to be deleted")
+
+    assert run.read_samples(parts[0])[0].content != "from before"
+    assert [(s.content, s.batch) for s in run.read_samples(parts[1])] == [("from before", parts[1])]
+    assert Accountant(run).account().holds
+
+
+def test_flower_sees_how_far_a_batch_is(
+    settings: Settings, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
+) -> None:
+    seen: list[dict[str, Any]] = []
+    app = make_app(settings)
+    with FakeServer(model="tiny", latency_s=0.5) as server, app.connection_for_read() as connection:
+        settings = changed(settings, worker__servers=[server.url], worker__concurrency=1)
+        enqueue(settings, run, make_prompts(16), batch_size=16)
+        receiver = app.events.Receiver(connection, handlers={"task-progress": seen.append})
+
+        with WorkerProcess(settings, tmp_path / "worker.log"):
+            listening = threading.Thread(target=receiver.capture, kwargs={"timeout": 30})
+            listening.start()
+            until(lambda: seen, what="a progress event")
+            receiver.should_stop = True  # it ends at the next event
+            listening.join()
+
+    assert "/16 prompts, " in seen[0]["result"]
+
+
+def test_sighup_adds_a_server_and_changes_the_limit(
+    settings: Settings, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
+) -> None:
+    redis = connect(settings)
+    config = tmp_path / "draftfleet.toml"
+
+    def write(servers: list[str], concurrency: int) -> None:
+        assert settings.queue.url is not None
+        sections = {
+            "queue": {"url": settings.queue.url.get_secret_value()},
+            "storage": {"url": settings.storage.url},
+            "target": {"model": "tiny"},
+            "worker": {"servers": servers, "concurrency": concurrency, "probe_interval_s": 0.1},
+        }
+        lines = [
+            f"[{name}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in s.items()) for name, s in sections.items()
+        ]
+        config.write_text("\n".join(lines))
+
+    with FakeServer(model="tiny", latency_s=0.1) as one, FakeServer(model="tiny", latency_s=0.1) as other:
+        write([one.url], 1)
+        with WorkerProcess(settings, tmp_path / "worker.log", config=config) as worker:
+            until(lambda: live.read(redis), what="a report")
+            write([one.url, other.url], 3)
+            worker.send(signal.SIGHUP)
+            until(lambda: len(live.read(redis)[0].servers) == 2, what="the second server")
+            names = enqueue(settings, run, make_prompts(40))
+            until(lambda: run.done() == names, what="all batches done")
+            stats = [server.stats() for server in (one, other)]
+
+    assert [stat["peak_in_flight"] for stat in stats] == [3, 3]

@@ -1,0 +1,274 @@
+"""A worker that dies, is told to stop, freezes; a storage that is full; a Redis that goes away. Nothing may be lost."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from draftfleet.accounting import Accountant
+from draftfleet.claims import Claims
+from draftfleet.embedded import Embedded
+from draftfleet.queue import connect, make_app, publish, queued
+from draftfleet.records import Prompt
+from draftfleet.runs import Run
+from draftfleet.settings import Settings
+from draftfleet.storage import FileStorage
+from draftfleet.testing import FakeServer
+from draftfleet.testing.workers import WorkerProcess, changed, enqueue
+
+Until = Callable[..., Any]
+MakePrompts = Callable[..., list[Prompt]]
+
+SHORT = {
+    "claims__ttl_s": 1.5,
+    "claims__renew_s": 0.3,
+    "claims__sweep_s": 0.3,
+    "claims__reconcile_s": 1,
+    "claims__grace_s": 1,
+    "worker__checkpoint_interval_s": 0.3,
+    "worker__probe_interval_s": 0.2,
+}
+
+WITHOUT_THE_RIGHTS_OF_ROOT = (
+    sys.executable,
+    "-c",
+    # A read-only folder stops everybody but a superuser with CAP_DAC_OVERRIDE (1).
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(24, 1, 0, 0, 0); os.execv(sys.argv[1], sys.argv[1:])",
+)
+
+
+def assert_complete(run: Run, prompts: list[Prompt]) -> None:
+    """Every row once, none failed, and the account agrees."""
+    samples = [sample for name in run.done() for sample in run.read_samples(name)]
+    assert Counter(sample.row_key for sample in samples) == Counter(prompt.row_key for prompt in prompts)
+    assert [sample.error for sample in samples if sample.outcome == "failed"] == []
+    account = Accountant(run).account()
+    assert account.holds
+    assert account.pending == 0
+
+
+def test_a_batch_that_is_delivered_twice_is_done_once(
+    settings: Settings, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
+) -> None:
+    prompts = make_prompts(8)
+    with FakeServer(model="tiny", latency_s=0.2) as one, FakeServer(model="tiny", latency_s=0.2) as other:
+        settings = changed(settings, worker__concurrency=1, **SHORT)
+        names = enqueue(settings, run, prompts)
+        for _ in range(3):
+            publish(make_app(settings), connect(settings), run, "tiny", names)
+
+        logs = [tmp_path / "one.log", tmp_path / "other.log"]
+        workers = [
+            WorkerProcess(changed(settings, worker__servers=[server.url]), log)
+            for server, log in zip((one, other), logs, strict=True)
+        ]
+        with workers[0], workers[1]:
+            until(lambda: run.done() == names, what="the batch")
+            until(lambda: queued(connect(settings), "tiny") == 0, what="an empty queue")
+            until(lambda: sum(len(worker.said("batch ")) for worker in workers) >= 2)
+        asked = Counter[str]()
+        for server in (one, other):
+            asked.update({text: row["requests"] for text, row in server.stats()["rows"].items()})
+
+    assert_complete(run, prompts)
+    assert sum(len(worker.said("batch done")) for worker in workers) == 1
+    assert sum(asked.values()) <= len(prompts) + 2  # one canary per server
+
+
+def test_after_kill_9_another_worker_redoes_only_what_was_in_flight_or_not_yet_saved(
+    settings: Settings, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
+) -> None:
+    prompts = make_prompts(64)
+    slots, latency_s, interval_s = 4, 0.1, SHORT["worker__checkpoint_interval_s"]
+    with FakeServer(model="tiny", latency_s=latency_s) as server:
+        settings = changed(settings, worker__servers=[server.url], worker__concurrency=slots, **SHORT)
+        names = enqueue(settings, run, prompts, batch_size=32)
+
+        with WorkerProcess(settings, tmp_path / "first.log") as first:
+            until(lambda: list(run.partials()) and server.stats()["requests"] > 16, what="rows on the way")
+            first.send(signal.SIGKILL)
+            first.wait()
+        before = server.stats()["requests"]
+        with WorkerProcess(settings, tmp_path / "second.log"):
+            until(lambda: run.done() == names, what="all batches done")
+        total = server.stats()["requests"]
+
+    assert_complete(run, prompts)
+    assert 16 < before < len(prompts)
+    # In flight: one per slot. Unsaved: what the slots finish in an interval, and in the time a write may take.
+    regenerated = total - len(prompts) - 2  # one canary per worker
+    assert regenerated <= slots + slots * (interval_s + 0.5) / latency_s
+
+
+def test_sigterm_drains_and_the_next_worker_asks_no_row_again(
+    settings: Settings, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
+) -> None:
+    prompts = make_prompts(64)
+    redis = connect(settings)
+    with FakeServer(model="tiny", latency_s=0.3) as server:
+        settings = changed(settings, worker__servers=[server.url], worker__concurrency=4)
+        names = enqueue(settings, run, prompts, batch_size=32)
+
+        with WorkerProcess(settings, tmp_path / "first.log") as first:
+            until(lambda: server.stats()["requests"] > 10, what="rows on the way")
+            first.send(signal.SIGTERM)
+            code = first.wait()
+        held = Claims(redis, run.run_id, settings.claims, "test").held()
+        waiting = queued(redis, "tiny")
+        unacknowledged = redis.hlen("unacked")
+        with WorkerProcess(settings, tmp_path / "second.log"):
+            until(lambda: run.done() == names, what="all batches done")
+        requests = server.stats()["requests"]
+
+    assert code == 0
+    assert held == set()
+    assert waiting == len(names)
+    assert unacknowledged == 0
+    assert redis.hlen(f"draftfleet:{run.run_id}:attempts") == 0
+    assert requests == len(prompts) + 2  # one canary per worker
+    assert_complete(run, prompts)
+
+
+def test_a_second_signal_does_not_wait_for_rows_in_flight_and_still_releases(
+    settings: Settings, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
+) -> None:
+    redis = connect(settings)
+    with FakeServer(model="tiny") as server:
+        settings = changed(settings, worker__servers=[server.url], worker__drain_s=600)
+        server.fault("hang", after=2)
+        names = enqueue(settings, run, make_prompts(16))
+        with WorkerProcess(settings, tmp_path / "worker.log") as worker:
+            until(lambda: server.stats()["requests"] > 8, what="rows in flight")
+
+            worker.send(signal.SIGINT)
+            until(lambda: worker.said("worker draining"), what="the drain")
+            worker.send(signal.SIGINT)
+            code = worker.wait()
+
+    assert code == 0
+    assert Claims(redis, run.run_id, settings.claims, "test").held() == set()
+    assert queued(redis, "tiny") == len(names)
+
+
+def test_a_frozen_worker_s_batch_is_done_by_another_and_committed_once(
+    settings: Settings, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
+) -> None:
+    prompts = make_prompts(16)
+    with FakeServer(model="tiny", latency_s=0.2) as one, FakeServer(model="tiny", latency_s=0.1) as other:
+        settings = changed(settings, worker__concurrency=1, **SHORT)
+        names = enqueue(settings, run, prompts, batch_size=16)
+        frozen = WorkerProcess(changed(settings, worker__servers=[one.url]), tmp_path / "frozen.log")
+        second = WorkerProcess(changed(settings, worker__servers=[other.url]), tmp_path / "second.log")
+
+        with frozen:
+            until(lambda: one.stats()["requests"] > 3, what="rows on the way")
+            frozen.send(signal.SIGSTOP)
+            with second:
+                until(lambda: second.said("batch taken"), what="the second holder")
+                frozen.send(signal.SIGCONT)
+                until(lambda: frozen.said("batch left to its new holder"), what="the first to let go")
+                until(lambda: run.done() == names, what="the batch")
+
+    assert_complete(run, prompts)
+    assert not frozen.said("batch done")
+
+
+def test_a_storage_that_cannot_be_written_pauses_the_node_until_it_can(
+    settings: Settings, run: Run, storage: FileStorage, make_prompts: MakePrompts, until: Until, tmp_path: Path
+) -> None:
+    prompts = make_prompts(48)
+    redis = connect(settings)
+    folder = storage.root / run.name
+    with FakeServer(model="tiny", latency_s=0.1) as server:
+        settings = changed(settings, worker__servers=[server.url], worker__concurrency=4, **SHORT)
+        names = enqueue(settings, run, prompts)
+        with WorkerProcess(settings, tmp_path / "worker.log", wrapper=WITHOUT_THE_RIGHTS_OF_ROOT) as worker:
+            until(lambda: len(run.done()) >= 1 and list(run.partials()), what="a first batch")
+            for name in ("samples", "partial"):
+                (folder / name).chmod(0o555)
+            until(lambda: worker.said("worker paused"), what="the pause")
+            until(lambda: server.stats()["in_flight"] == 0, what="no more requests")
+            asked, waiting = server.stats()["requests"], queued(redis, "tiny")
+            # Longer than a claim lives: a paused node keeps its claims, and nothing is acknowledged away.
+            until(lambda: len(worker.said("worker paused")) and _renewed(redis, run, times=8))
+            still_asked, still_waiting = server.stats()["requests"], queued(redis, "tiny")
+            lapses = redis.hlen(f"draftfleet:{run.run_id}:attempts")
+
+            for name in ("samples", "partial"):
+                (folder / name).chmod(0o755)
+            until(lambda: run.done() == names, what="all batches done")
+        requests = server.stats()["requests"]
+
+    assert 0 < waiting < len(names)
+    assert (still_asked, still_waiting, lapses) == (asked, waiting, 0)
+    assert worker.said("storage reached again")
+    assert requests == len(prompts) + 1
+    assert_complete(run, prompts)
+
+
+def test_a_redis_that_is_killed_and_comes_back_costs_nothing(
+    settings: Settings, run: Run, redis_server: Embedded, make_prompts: MakePrompts, until: Until, tmp_path: Path
+) -> None:
+    prompts = make_prompts(80)
+    with FakeServer(model="tiny", latency_s=0.1) as server:
+        settings = changed(settings, worker__servers=[server.url], worker__concurrency=4, **SHORT)
+        names = enqueue(settings, run, prompts)
+        with WorkerProcess(settings, tmp_path / "worker.log") as worker:
+            until(lambda: len(run.done()) >= 1, what="a first batch")
+            done = len(run.done())
+            assert redis_server.process is not None
+            redis_server.process.kill()
+            redis_server.process.wait()
+            until(lambda: len(run.done()) > done, what="a batch committed without Redis")
+            redis_server.start()
+            until(lambda: run.done() == names, what="all batches done")
+            worker.send(signal.SIGTERM)
+            code = worker.wait()
+        requests = server.stats()["requests"]
+
+    assert code == 0
+    assert requests == len(prompts) + 1
+    assert_complete(run, prompts)
+
+
+def test_a_worker_that_is_started_before_redis_waits_for_it_and_says_so(
+    settings: Settings, run: Run, redis_server: Embedded, make_prompts: MakePrompts, until: Until, tmp_path: Path
+) -> None:
+    with FakeServer(model="tiny") as server:
+        settings = changed(settings, worker__servers=[server.url])
+        names = enqueue(settings, run, make_prompts(8))
+        redis_server.stop()
+
+        with WorkerProcess(settings, tmp_path / "worker.log") as worker:
+            until(lambda: worker.said("waiting for redis"), what="the wait")
+            redis_server.start()
+            until(lambda: run.done() == names, what="the batch")
+
+
+def test_a_drain_ends_though_redis_is_away(
+    settings: Settings, run: Run, redis_server: Embedded, make_prompts: MakePrompts, until: Until, tmp_path: Path
+) -> None:
+    with FakeServer(model="tiny") as server:
+        settings = changed(settings, worker__servers=[server.url], worker__drain_s=0, **SHORT)
+        server.fault("hang", after=4)
+        enqueue(settings, run, make_prompts(8))
+        with WorkerProcess(settings, tmp_path / "worker.log") as worker:
+            until(lambda: list(run.partials()), what="finished rows")
+            redis_server.stop()
+
+            worker.send(signal.SIGTERM)
+            code = worker.wait(40)
+
+    assert code == 0
+    assert worker.said("claim not released")
+
+
+def _renewed(redis: Any, run: Run, *, times: int, seen: dict[str, set[str]] = {}) -> bool:  # noqa: B006
+    """Whether the claims of this run were seen in that many forms: each renewal moves their expiry."""
+    forms = seen.setdefault(run.run_id, set())
+    forms.add(str(sorted(redis.hgetall(f"draftfleet:{run.run_id}:claims").items())))
+    return len(forms) > times

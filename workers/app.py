@@ -1,0 +1,184 @@
+"""`draftfleet work`: from the settings to a running worker, and to its end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import warnings
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import cast
+
+import redis
+from celery import Celery
+from celery.apps.worker import Worker as CeleryWorker
+from celery.exceptions import SecurityWarning
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from draftfleet import live, tokens
+from draftfleet.errors import QueueError, SettingsError
+from draftfleet.logs import event
+from draftfleet.queue import connect, generate_queue, make_app, retry_queue
+from draftfleet.reconcile import Reconciler
+from draftfleet.settings import Settings
+from draftfleet.storage import Storage, open_storage, probe
+from workers.intake import end_when_drained, gate
+from workers.loop import Chore
+from workers.node import Node
+from workers.node_lock import NodeLock
+from workers.report import FLOWER_S, Reporter
+from workers.signals import Signals
+from workers.tasks import register
+
+log = logging.getLogger(__name__)
+
+REDIS_AGAIN_S = 1.0
+SAY_AGAIN_S = 30
+
+
+def work(settings: Settings, reload: Callable[[], Settings] | None = None) -> int:
+    """Work until told to stop. Returns the exit code; raises the error that made it stop. `reload` serves SIGHUP.
+
+    Raises SettingsError, RunBusy (another worker has one of the servers), NotReady, Mismatch, Unauthorized.
+    """
+    settings = _with_servers(settings)
+    app = make_app(settings)
+    storage = open_storage(settings.storage.url)
+    with NodeLock() as lock, Signals(None if reload is None else lambda: node.reload(_with_servers(reload()))) as told:
+        for url in settings.worker.servers:
+            lock.take(url)
+        client = _wait_for_redis(settings, told)
+        if client is None:
+            return 0
+        tokenizer = tokens.load(settings.target.path) if settings.target.path else None
+        node = Node(settings, app, client, storage, lock=lock, tokenizer=tokenizer)
+        told.on_stop = lambda: node.drain(settings.worker.drain_s)
+        if told.stopping.is_set():
+            return 0
+        try:
+            code = _work(node, app, storage)
+        finally:
+            node.close()
+    if node.error is not None:
+        raise node.error
+    return code
+
+
+def _work(node: Node, app: Celery, storage: Storage) -> int:
+    hostname = f"worker-{os.getpid()}@{node.host}"
+    reporter = Reporter(node, hostname)
+    with _chores(Chore("report", live.PUBLISH_S, reporter.report)):
+        try:
+            node.guard.run("probing the storage", lambda: probe(storage))
+            node.wait_ready()
+            if node.draining.is_set():
+                return 0
+            with _chores(*_duties(node, reporter, storage)):
+                return _consume(node, app, hostname)
+        finally:
+            _withdraw(node)
+
+
+def _duties(node: Node, reporter: Reporter, storage: Storage) -> list[Chore]:
+    """What goes on beside the work, each in a thread of its own: none may hold up another."""
+    knobs = node.settings.claims
+    reconciler = Reconciler(node.app, node.redis, storage, knobs, [node.model])
+    return [
+        Chore("renew", knobs.renew_s, node.holdings.renew),
+        Chore("checkpoint", node.settings.worker.checkpoint_interval_s, node.holdings.checkpoint),
+        Chore("progress", FLOWER_S, reporter.progress),
+        Chore("sweep", knobs.sweep_s, lambda: (reconciler.discover(), reconciler.sweep())),
+        Chore("reconcile", knobs.reconcile_s, reconciler.republish),
+    ]
+
+
+def _consume(node: Node, app: Celery, hostname: str) -> int:
+    register(app, node)
+    cast(dict[str, set[type]], app.steps)["consumer"].add(gate(node))
+    # Celery's warning of a superuser is about pickled messages. Ours are JSON, and nothing else is accepted.
+    warnings.filterwarnings("ignore", category=SecurityWarning)
+    worker = _Worker(
+        app=app,
+        hostname=hostname,
+        pool="threads",
+        concurrency=node.settings.worker.max_batches_held,
+        queues=[retry_queue(node.model), generate_queue(node.model)],
+        task_events=True,
+        without_gossip=True,
+        without_mingle=True,
+    )
+    log.info(event("worker started", process=node.process, model=node.model, servers=len(node.servers.all)))
+    ended = threading.Event()
+    end_when_drained(node, ended)
+    try:
+        worker.start()
+    finally:
+        ended.set()
+    if not node.drained.is_set():  # Celery ended by itself
+        node.drain(0)
+        node.drained.wait()
+    return int(worker.exitcode or 0)
+
+
+class _Worker(CeleryWorker):
+    """Celery's worker program, without its banner, and with logs and signals left to us."""
+
+    def install_platform_tweaks(self, worker: object) -> None:
+        pass
+
+    def emit_banner(self) -> None:
+        pass
+
+    def setup_logging(self, colorize: bool | None = None) -> bool:
+        return True
+
+
+@contextmanager
+def _chores(*chores: Chore) -> Generator[None]:
+    for chore in chores:
+        chore.start()
+    try:
+        yield
+    finally:
+        for chore in chores:
+            chore.stop()
+
+
+def _wait_for_redis(settings: Settings, told: Signals) -> redis.Redis | None:
+    """A client that answered; None if the worker was told to stop before. Its commands fail fast: chores try again."""
+    num_tries = 0
+    while True:
+        try:
+            client = connect(settings)
+        except QueueError as error:
+            if num_tries % SAY_AGAIN_S == 0:
+                log.warning(event("waiting for redis", error=str(error)))
+            num_tries += 1
+            if told.stopping.wait(REDIS_AGAIN_S):
+                return None
+        else:
+            client.set_retry(Retry(NoBackoff(), 1))
+            return client
+
+
+def _withdraw(node: Node) -> None:
+    try:
+        live.withdraw(node.redis, node.process)
+    except redis.RedisError:
+        log.debug(event("report not withdrawn"))  # it goes by itself
+
+
+def _with_servers(settings: Settings) -> Settings:
+    """The same settings with addresses in one form: no slash and no /v1 at the end."""
+    urls = [url.rstrip("/").removesuffix("/v1") for url in settings.worker.servers]
+    if not urls:
+        raise SettingsError(
+            "worker.servers is empty: name the local inference servers, for example "
+            "`draftfleet work --servers http://127.0.0.1:8000,http://127.0.0.1:8001`."
+        )
+    for url in urls:
+        if not url.startswith(("http://", "https://")):
+            raise SettingsError(f"worker.servers has {url!r}: write addresses as http://HOST:PORT.")
+    return settings.model_copy(update={"worker": settings.worker.model_copy(update={"servers": urls})})

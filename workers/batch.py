@@ -1,0 +1,126 @@
+"""A batch in the hands of this process, and its rows."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+from draftfleet.claims import Claims, Holding
+from draftfleet.records import Prompt, Sample
+from draftfleet.runs import Counts, Run
+from draftfleet.settings import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What the run pins about its requests. A worker's own settings have no say in it."""
+
+    model: str
+    sampling: Sampling
+
+    @classmethod
+    def of(cls, run: Run) -> Content:
+        prefix = "sampling."
+        pinned = run.info.content
+        sampling = {key.removeprefix(prefix): value for key, value in pinned.items() if key.startswith(prefix)}
+        return cls(str(pinned["target.model"]), Sampling(**sampling))
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """A prompt that has not been answered yet. Changed by the pool only, in the event loop.
+
+    `tries` are requests that ended in a transient fault. `deaths` are servers that ended while they worked on it.
+    """
+
+    batch: Batch
+    prompt: Prompt
+    prompt_tokens: int | None = None
+    tries: int = 0
+    deaths: int = 0
+    avoid: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Rows are finished in the event loop; the task's thread waits; chores read. `_lock` guards the rows."""
+
+    name: str
+    run: Run
+    content: Content
+    claims: Claims
+    token: str
+    attempt: int
+    task_id: str
+    taken_at: float = field(default_factory=time.monotonic)
+    prompts: list[Prompt] = field(default_factory=list[Prompt])
+    is_submitted: bool = False
+    finished: dict[str, Sample] = field(default_factory=dict[str, Sample])
+    stopped: str | None = None
+    num_saved: int = 0
+    _unsaved: list[Sample] = field(default_factory=list[Sample])
+    _is_open: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.run.run_id, self.name
+
+    @property
+    def holding(self) -> Holding:
+        """Only rows saved under this claim count as its progress, not those that earlier holders left."""
+        return Holding(self.token, self.num_saved)
+
+    @property
+    def is_complete(self) -> bool:
+        return self._is_open and len(self.finished) == len(self.prompts)
+
+    def open(self, prompts: list[Prompt], earlier: dict[str, Sample]) -> None:
+        """Begin with what is to be done, and what earlier holders finished of it."""
+        self.prompts = prompts
+        self.finished.update(earlier)
+        self._is_open = True
+        self._end_if_complete()
+
+    def finish(self, sample: Sample) -> None:
+        with self._lock:
+            if sample.row_key in self.finished:
+                return
+            self.finished[sample.row_key] = sample
+            self._unsaved.append(sample)
+        self._end_if_complete()
+
+    def stop(self, reason: str) -> None:
+        """End the waiting of the task's thread, whatever is finished by now."""
+        self.stopped = self.stopped or reason
+        self._ended.set()
+
+    def wait(self) -> bool:
+        """Until it is complete (True) or stopped (False)."""
+        self._ended.wait()
+        return self.is_complete
+
+    def unsaved(self) -> list[Sample]:
+        """Rows that stand in no partial yet."""
+        with self._lock:
+            return list(self._unsaved)
+
+    def saved(self, samples: list[Sample]) -> None:
+        """These, the oldest of the unsaved, are on storage."""
+        with self._lock:
+            del self._unsaved[: len(samples)]
+            self.num_saved += len(samples)
+
+    def samples(self) -> list[Sample]:
+        """Every row's, in the order of the prompts."""
+        return [self.finished[prompt.row_key] for prompt in self.prompts]
+
+    def counts(self) -> Counts:
+        with self._lock:
+            return Counts.of(self.finished.values())
+
+    def _end_if_complete(self) -> None:
+        if self.is_complete:
+            self._ended.set()

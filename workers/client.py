@@ -1,0 +1,115 @@
+"""HTTP to the servers: one client per process, shared by all servers. What it returns is raw; dialects read it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+from openai import (
+    APIConnectionError,
+    APIStatusError,
+    APITimeoutError,
+    AsyncOpenAI,
+    DefaultAioHttpClient,
+)
+
+from draftfleet.errors import Transient
+from draftfleet.settings import Worker
+
+log = logging.getLogger(__name__)
+
+PROBE_TIMEOUT_S = 10.0
+MAX_CONNECTIONS = 10_000
+"""Beyond any number of slots, so that a request never waits for a connection of another server."""
+
+Answer = tuple[int, Mapping[str, str], bytes]
+"""HTTP status, headers, body."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a server says of itself, without having been asked a prompt."""
+
+    models: dict[str, Any]
+    metrics: str
+    headers: Mapping[str, str]
+
+
+class Unreachable(Exception):
+    """A look at a server failed. `refused`: nothing listens there, so its process is gone."""
+
+    def __init__(self, reason: str, *, refused: bool) -> None:
+        super().__init__(reason)
+        self.refused = refused
+
+
+class Client:
+    """To be made in the event loop that uses it. The SDK's own retries are off: they send timed-out work again."""
+
+    def __init__(self, knobs: Worker) -> None:
+        self._knobs = knobs
+        self._key = knobs.api_key.get_secret_value() if knobs.api_key else "none"
+        self._http = DefaultAioHttpClient(
+            limits=httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS),
+            timeout=httpx2.Timeout(knobs.request_timeout_s, connect=knobs.connect_timeout_s),
+        )
+        self._sdk: dict[str, AsyncOpenAI] = {}
+
+    async def complete(self, url: str, body: dict[str, Any]) -> Answer:
+        """POST /v1/chat/completions. Raises Transient if there was no answer."""
+        rest = {key: value for key, value in body.items() if key not in ("model", "messages")}
+        try:
+            response = await self._client(url).chat.completions.with_raw_response.create(
+                model=body["model"], messages=body["messages"], extra_body=rest
+            )
+        except APIStatusError as error:
+            return error.status_code, error.response.headers, error.response.content
+        except APITimeoutError as error:
+            raise Transient(
+                f"server {url} gave no answer within worker.request_timeout_s = {self._knobs.request_timeout_s:g} s "
+                f"(connection: {self._knobs.connect_timeout_s:g} s)."
+            ) from error
+        except APIConnectionError as error:
+            raise Transient(f"the connection to server {url} broke: {error.__cause__ or error!r}.") from error
+        return response.status_code, response.headers, response.content
+
+    async def look(self, url: str) -> Look:
+        """GET /v1/models, and /metrics where there is one. Raises Unreachable."""
+        response = await self._get(f"{url}/v1/models")
+        if response.status_code != 200:
+            raise Unreachable(f"GET /v1/models answered {response.status_code}", refused=False)
+        try:
+            models = response.json()
+        except ValueError:
+            raise Unreachable("GET /v1/models answered something that is no JSON", refused=False) from None
+        if not isinstance(models, dict):
+            raise Unreachable("GET /v1/models answered no JSON object", refused=False)
+        metrics = await self._get(f"{url}/metrics")
+        return Look(models, metrics.text if metrics.status_code == 200 else "", response.headers)
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def _get(self, url: str) -> httpx2.Response:
+        try:
+            return await self._http.get(
+                url, headers={"Authorization": f"Bearer {self._key}"}, timeout=httpx2.Timeout(PROBE_TIMEOUT_S)
+            )
+        except httpx2.ConnectError as error:
+            raise Unreachable(str(error) or repr(error), refused=True) from None
+        except httpx2.HTTPError as error:
+            raise Unreachable(repr(error), refused=False) from None
+
+    def _client(self, url: str) -> AsyncOpenAI:
+        if url not in self._sdk:
+            self._sdk[url] = AsyncOpenAI(
+                api_key=self._key,
+                base_url=f"{url}/v1",
+                http_client=self._http,
+                max_retries=0,
+                timeout=httpx2.Timeout(self._knobs.request_timeout_s, connect=self._knobs.connect_timeout_s),
+            )
+        return self._sdk[url]

@@ -1,0 +1,155 @@
+"""Rows to samples: what is asked for a prompt, and what is kept of the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from typing import Any
+
+from draftfleet.errors import BadRequest, ServerError
+from draftfleet.records import IdsSource, Sample
+from draftfleet.tokens import TargetTokenizer
+from workers.batch import Batch, Row
+from workers.client import Client
+from workers.dialects import Completion, decode
+from workers.servers import Server
+
+
+class Generator:
+    """Asks servers for rows. `context_tokens` is the user's; the smaller of it and the server's own counts."""
+
+    def __init__(
+        self, client: Client, tokenizer: TargetTokenizer | None, *, context_tokens: int | None, worker: str
+    ) -> None:
+        self._client = client
+        self._tokenizer = tokenizer
+        self._context_tokens = context_tokens
+        self._worker = worker
+
+    async def ask(self, row: Row, server: Server) -> Sample:
+        """One request. Raises ServerError."""
+        content = row.batch.content
+        body = server.dialect.request(
+            content.model,
+            row.prompt.messages,
+            content.sampling.model_copy(update={"max_tokens": self._max_tokens(row, server)}),
+            tools=row.prompt.tools,
+            seed=row_seed(content.sampling.seed, row.prompt.row_key),
+        )
+        started_at, clock = time.time(), time.monotonic()
+        status, headers, raw = await self._client.complete(server.url, body)
+        if status != 200:
+            raise server.dialect.classify(status, headers, raw)
+        completion = server.dialect.parse(decode(raw))
+        seconds = time.monotonic() - clock
+        prompt_ids, ids, source = await self._ids(row, completion)
+        return Sample(
+            **_identity(row),
+            outcome=completion.outcome,
+            finish_reason=completion.finish_reason,
+            reasoning=completion.reasoning,
+            reasoning_source=completion.reasoning_source,
+            content=completion.content,
+            tool_calls=completion.tool_calls,
+            prompt_token_ids=prompt_ids,
+            token_ids=ids,
+            ids_source=source,
+            prompt_tokens=completion.prompt_tokens,
+            completion_tokens=completion.completion_tokens,
+            model=completion.model or content.model,
+            server=server.url,
+            dialect=server.dialect.NAME,
+            worker=self._worker,
+            started_at=started_at,
+            seconds=seconds,
+        )
+
+    def refuse(self, row: Row, server: str, fault: ServerError) -> Sample:
+        """The record of a row that ends without an answer."""
+        return Sample(
+            **_identity(row),
+            outcome="failed",
+            error=f"prompt {row.prompt.prompt_id} on {server}: {fault}",
+            error_status=fault.status if isinstance(fault, BadRequest) else None,
+            model=row.batch.content.model,
+            server=server,
+            worker=self._worker,
+            started_at=time.time(),
+        )
+
+    def rows(self, batch: Batch) -> list[Row]:
+        """The rows of a batch that are still to be asked, with the length of their prompts where it can be known."""
+        prompts = [prompt for prompt in batch.prompts if prompt.row_key not in batch.finished]
+        rows = [Row(batch, prompt) for prompt in prompts]
+        if self._tokenizer is not None:
+            for row in rows:
+                row.prompt_tokens = len(self._prompt_ids(row, self._tokenizer))
+        return rows
+
+    def _max_tokens(self, row: Row, server: Server) -> int:
+        """As many as the run pins, fewer where the context ends before. Raises BadRequest where nothing fits."""
+        wanted = row.batch.content.sampling.max_tokens
+        known = (self._context_tokens, server.context_tokens)
+        context = min((tokens for tokens in known if tokens is not None), default=None)
+        if context is None or row.prompt_tokens is None:
+            return wanted
+        if row.prompt_tokens >= context:
+            raise BadRequest(
+                f"prompt {row.prompt.prompt_id} has {row.prompt_tokens} tokens and the context of {server.url} holds "
+                f"{context}: nothing is left for an answer. Serve the target with a longer context, or leave it out."
+            )
+        return min(wanted, context - row.prompt_tokens)
+
+    async def _ids(self, row: Row, completion: Completion) -> tuple[list[int], list[int], IdsSource]:
+        """The engine's ids, else the tokenizer's, else none."""
+        prompt_ids, ids = completion.prompt_token_ids, completion.token_ids
+        if self._tokenizer is None:
+            return prompt_ids or [], ids or [], "none" if ids is None else "engine"
+        if prompt_ids is None:
+            prompt_ids = await asyncio.to_thread(self._prompt_ids, row, self._tokenizer)
+        if ids is not None:
+            return prompt_ids, ids, "engine"
+        return prompt_ids, await asyncio.to_thread(self._retokenize, row, completion, self._tokenizer), "retokenized"
+
+    def _prompt_ids(self, row: Row, tokenizer: TargetTokenizer) -> list[int]:
+        sampling = row.batch.content.sampling
+        return tokenizer.prompt_ids(
+            row.prompt.messages, row.prompt.tools, sampling.thinking, sampling.extra_body.get("chat_template_kwargs")
+        )
+
+    def _retokenize(self, row: Row, completion: Completion, tokenizer: TargetTokenizer) -> list[int]:
+        sampling = row.batch.content.sampling
+        return tokenizer.completion_ids(
+            row.prompt.messages,
+            reasoning=completion.reasoning,
+            content=completion.content,
+            tool_calls=completion.tool_calls,
+            finish_reason=completion.finish_reason,
+            completion_tokens=completion.completion_tokens,
+            tools=row.prompt.tools,
+            thinking=sampling.thinking,
+            template_kwargs=sampling.extra_body.get("chat_template_kwargs"),
+        )
+
+
+def row_seed(seed: int | None, row_key: str) -> int | None:
+    """A seed of its own for each row: one for all would make the answers to equal prompts equal."""
+    if seed is None:
+        return None
+    return int.from_bytes(hashlib.sha256(f"{seed}:{row_key}".encode()).digest()[:4]) >> 1
+
+
+def _identity(row: Row) -> dict[str, Any]:
+    batch, prompt = row.batch, row.prompt
+    return {
+        "run_id": batch.run.run_id,
+        "run": batch.run.name,
+        "batch": batch.name,
+        "row_key": prompt.row_key,
+        "prompt_id": prompt.prompt_id,
+        "split": prompt.split,
+        "messages": prompt.messages,
+        "tools": prompt.tools,
+        "attempt": batch.attempt,
+    }

@@ -1,0 +1,88 @@
+"""What the node does while the shared folder cannot be written: it pauses, says so, and tries again until it can."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from draftfleet.errors import StorageUnwritable
+from draftfleet.logs import event
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+FIRST_DELAY_S = 0.5
+LONGEST_DELAY_S = 20.0
+SAY_AGAIN_S = 60.0
+
+
+class Guard:
+    """Every access to the storage goes through `run`. While one of them fails, the node is paused."""
+
+    def __init__(self, on_change: Callable[[], object]) -> None:
+        self._on_change = on_change
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._blocked = 0
+        self._since = 0.0
+        self._said = 0.0
+
+    @property
+    def is_blocked(self) -> bool:
+        return self._blocked > 0
+
+    def run(self, what: str, action: Callable[[], T]) -> T:
+        """Do it, again and again if the folder is at fault.
+
+        Raises the folder's error only once `give_up` was called; any other error at once.
+        """
+        delay_s = FIRST_DELAY_S
+        waiting = False
+        try:
+            while True:
+                try:
+                    return action()
+                except FileNotFoundError:
+                    raise
+                except (StorageUnwritable, OSError) as error:
+                    waiting = waiting or self._block()
+                    self._say(what, error)
+                    if self._stopping.wait(delay_s * random.uniform(0.7, 1.0)):
+                        raise
+                    delay_s = min(delay_s * 2, LONGEST_DELAY_S)
+        finally:
+            if waiting:
+                self._unblock()
+
+    def give_up(self) -> None:
+        """The worker is told to stop: nobody waits for the folder any longer."""
+        self._stopping.set()
+
+    def _block(self) -> bool:
+        with self._lock:
+            self._blocked += 1
+            if self._blocked == 1:
+                self._since, self._said = time.monotonic(), 0.0
+        self._on_change()
+        return True
+
+    def _unblock(self) -> None:
+        with self._lock:
+            self._blocked -= 1
+            over = self._blocked == 0
+        if over:
+            log.info(event("storage reached again", seconds=time.monotonic() - self._since))
+        self._on_change()
+
+    def _say(self, what: str, error: Exception) -> None:
+        with self._lock:
+            now = time.monotonic()
+            due = not self._said or now - self._said >= SAY_AGAIN_S
+            if due:
+                self._said = now
+        if due:
+            log.error(event("worker paused", at=what, seconds=now - self._since, error=str(error)))

@@ -1,0 +1,76 @@
+"""The gate before the queue: a message is taken only when the node wants a batch.
+
+Celery asks its broker channel before each BRPOP whether it may take a message (`qos.can_consume`); the gate answers in
+its place. A BRPOP that is already out is let come in: a message that Redis has handed over would otherwise lie in a
+socket, seen by nobody.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import Any
+
+from celery import bootsteps
+from celery.worker import state as worker_state
+
+from draftfleet.logs import event
+from workers.node import Node
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.1
+"""How often the consumer looks at the gate, and whether the node has drained."""
+
+WARM_END_S = 20.0
+"""After the node has drained, how long Celery may take to end before the process is ended."""
+
+
+def gate(node: Node) -> type[bootsteps.StartStopStep]:
+    """A consumer step for this node."""
+
+    class Gate(bootsteps.StartStopStep):
+        requires = ("celery.worker.consumer.tasks:Tasks",)
+
+        def start(self, parent: Any) -> None:
+            """After each connection: the channel is a new one."""
+            channel = parent.task_consumer.channel
+            may_take = channel.qos.can_consume
+
+            def can_consume() -> bool:
+                if not may_take():
+                    return False
+                is_brpop_out = bool(getattr(channel, "_in_poll", None))
+                return is_brpop_out or node.wants_batch(len(worker_state.reserved_requests))
+
+            channel.qos.can_consume = can_consume
+
+        def register_with_event_loop(self, parent: Any, hub: Any) -> None:
+            hub.timer.call_repeatedly(TICK_S, _end_if_drained, (node,))
+
+    return Gate
+
+
+def _end_if_drained(node: Node) -> None:
+    """Runs in Celery's own loop, so the acknowledgements of the last tasks are written before it ends."""
+    if node.drained.is_set() and not worker_state.active_requests:
+        worker_state.should_stop = 0
+
+
+def end_when_drained(node: Node, ended: threading.Event) -> None:
+    """End Celery where its loop does not turn, as while it waits for a Redis that is away; else the process.
+
+    All that was finished is saved by then, and all claims are released.
+    """
+
+    def wait() -> None:
+        node.drained.wait()
+        if ended.wait(10 * TICK_S):
+            return
+        worker_state.should_stop = 0
+        if not ended.wait(WARM_END_S):
+            log.error(event("worker ended hard", reason=f"celery did not end within {WARM_END_S:g} s"))
+            os._exit(node.error.exit_code if node.error else 0)
+
+    threading.Thread(target=wait, name="end-when-drained", daemon=True).start()

@@ -1,0 +1,251 @@
+"""This process as a whole: it owns the node's servers, holds batches, pauses, drains, and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from dataclasses import dataclass
+
+import redis
+from celery import Celery
+
+from draftfleet.claims import Claims
+from draftfleet.errors import CorruptFile, DraftfleetError, RunBusy, RunMissing, StorageError
+from draftfleet.live import WorkerState
+from draftfleet.logs import event
+from draftfleet.records import BatchMessage
+from draftfleet.runs import Run
+from draftfleet.settings import Settings
+from draftfleet.storage import Storage
+from draftfleet.tokens import TargetTokenizer
+from workers.batch import Batch, Content
+from workers.clearance import Clearance
+from workers.client import Client
+from workers.generate import Generator
+from workers.guard import Guard
+from workers.holdings import Holdings
+from workers.loop import Loop
+from workers.node_lock import NodeLock
+from workers.partials import Partials
+from workers.pool import Pool
+from workers.servers import Servers
+
+log = logging.getLogger(__name__)
+
+TASKS_END_S = 30.0
+"""After a drain, how long the tasks may take to give their batches back."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRun:
+    """A run as this process works on it."""
+
+    run: Run
+    content: Content
+    claims: Claims
+    partials: Partials
+
+
+class Node:
+    """Made on the main thread, after the node lock was taken. `error` is what stopped it, if anything did."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        app: Celery,
+        client: redis.Redis,
+        storage: Storage,
+        *,
+        lock: NodeLock,
+        tokenizer: TargetTokenizer | None,
+    ) -> None:
+        self.settings = settings
+        self.storage = storage
+        self.redis = client
+        self.app = app
+        self.host = socket.gethostname()
+        self.process = f"{self.host}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+        self.started_at = time.time()
+        self.error: DraftfleetError | None = None
+        self.draining = threading.Event()
+        self.drained = threading.Event()
+        self.loop = Loop()
+        self.guard = Guard(self._storage_changed)
+        self.holdings = Holdings(self.guard, on_lost=lambda batch: batch.stop("lost"))
+        self._lock = lock
+        self._runs: dict[tuple[str, str], OpenRun] = {}
+        self._runs_lock = threading.Lock()
+        self.loop.start()
+        self.loop.run(self._build(tokenizer))
+
+    async def _build(self, tokenizer: TargetTokenizer | None) -> None:
+        """What lives in the event loop."""
+        knobs, target = self.settings.worker, self.settings.target
+        self._hurry = asyncio.Event()
+        self.client = Client(knobs)
+        self.servers = Servers(self.client, knobs, self.settings.model)
+        self.clearance = Clearance(
+            self.client,
+            self.servers,
+            tokenizer,
+            self.fail,
+            request_timeout_s=knobs.request_timeout_s,
+            context_tokens=target.context_tokens,
+        )
+        self.generator = Generator(self.client, tokenizer, context_tokens=target.context_tokens, worker=self.process)
+        self.pool = Pool(
+            self.servers,
+            self.generator.ask,
+            self.generator.refuse,
+            self.clearance.start,
+            self.fail,
+            max_tries=knobs.max_tries,
+        )
+        self.servers.on_change = self.clearance.on_change = self.pool.fill
+        self.servers.set(knobs.servers, knobs.concurrency)
+
+    @property
+    def model(self) -> str:
+        """The one model that its servers serve."""
+        return self.servers.model
+
+    @property
+    def state(self) -> WorkerState:
+        if self.draining.is_set():
+            return "draining"
+        if self.guard.is_blocked:
+            return "paused"
+        return "working" if self.servers.ready else "waiting"
+
+    def wants_batch(self, num_received: int) -> bool:
+        """Whether another batch should be taken. `num_received` are those taken whose tasks have not ended.
+
+        A batch that was received and is not yet in the pool counts as rows that wait, all of them.
+        """
+        if self.state != "working" or num_received >= self.settings.worker.max_batches_held:
+            return False
+        held = self.holdings.all()
+        batch_rows = max((len(batch.prompts) for batch in held), default=0) or self.settings.producer.batch_size
+        num_coming = max(0, num_received - sum(batch.is_submitted for batch in held))
+        num_waiting = self.pool.num_waiting + num_coming * batch_rows
+        return num_waiting < self.settings.worker.watermark_batches * batch_rows
+
+    def wait_ready(self) -> None:
+        """Until a server is ready or the node drains. Raises NotReady or Mismatch."""
+        waiting = asyncio.run_coroutine_threadsafe(
+            self.servers.wait_ready(self.settings.worker.ready_timeout_s), self.loop.asyncio
+        )
+        while not waiting.done() and not self.draining.wait(0.1):
+            pass
+        if waiting.done():
+            waiting.result()
+        waiting.cancel()
+
+    def find(self, message: BatchMessage) -> OpenRun | None:
+        """The run of a message; None, with a word in the log, if it is not one that this worker may work on."""
+        key = message.run, message.run_id
+        with self._runs_lock:
+            if key in self._runs:
+                return self._runs[key]
+            try:
+                run = self.guard.run("opening a run", lambda: Run.open(self.storage, message.run))
+            except (RunMissing, CorruptFile) as error:
+                return self._dropped(message, str(error))
+            if run.run_id != message.run_id:
+                return self._dropped(message, f"the run of that name in {self.storage.url} has id {run.run_id}")
+            content = Content.of(run)
+            if content.model != self.model:
+                return self._dropped(message, f"it asks for {content.model}, and the servers serve {self.model}")
+            claims = Claims(self.redis, run.run_id, self.settings.claims, self.process)
+            self._runs[key] = OpenRun(run, content, claims, Partials(run, self.process))
+            log.info(event("run opened", run=run.name, run_id=run.run_id, model=content.model))
+            return self._runs[key]
+
+    def submit(self, batch: Batch) -> None:
+        """Put what is left of a batch into the pool."""
+        rows = self.generator.rows(batch)
+
+        async def submit() -> None:
+            self.pool.submit(batch, rows)
+
+        self.loop.run(submit())
+        batch.is_submitted = True
+        if self.draining.is_set():
+            batch.stop("draining")
+
+    def withdraw(self, batch: Batch) -> None:
+        """Take the rows of a stopped batch out of the pool, and save those that are finished."""
+        self.loop.run(self.pool.drop(batch))
+        try:
+            self.holdings.checkpoint()
+        except (StorageError, OSError) as error:
+            rows = len(batch.unsaved())
+            log.error(event("finished rows not saved", batch=batch.name, rows=rows, error=str(error)))
+
+    def fail(self, error: DraftfleetError) -> None:
+        """No row can succeed: give everything back and end with this error. From any thread."""
+        if self.error is None:
+            self.error = error
+            log.error(event("worker stops", error=str(error)))
+        self.drain(patience_s=0)
+
+    def drain(self, patience_s: float) -> None:
+        """Consume and start nothing more; give the rest back after `patience_s`. Asked again, it hurries."""
+        if self.draining.is_set():
+            self.loop.call(self._hurry.set)
+            return
+        self.draining.set()
+        threading.Thread(target=self._drain, args=[patience_s], name="drain", daemon=True).start()
+
+    def reload(self, settings: Settings) -> None:
+        """Take over the server list and limits of new settings; what is running goes on."""
+        urls = []
+        for url in settings.worker.servers:
+            try:
+                self._lock.take(url)
+            except RunBusy as error:
+                log.error(event("server not added", server=url, error=str(error)))
+            else:
+                urls.append(url)
+        self._lock.keep(urls)
+        self.loop.call(self.servers.set, urls, settings.worker.concurrency)
+        log.info(event("settings reloaded", servers=len(urls), concurrency=settings.worker.concurrency))
+
+    def close(self) -> None:
+        self.loop.run(self.client.close())
+        self.loop.stop()
+
+    def _drain(self, patience_s: float) -> None:
+        begun = time.monotonic()
+        log.info(
+            event(
+                "worker draining",
+                batches=len(self.holdings.all()),
+                rows_in_flight=self.pool.num_in_flight,
+                patience_s=patience_s,
+            )
+        )
+        self.guard.give_up()
+        try:
+            self.loop.call(self.clearance.cancel)
+            self.loop.run(self.pool.drain(patience_s, self._hurry))
+            self.holdings.checkpoint()
+        except (StorageError, OSError) as error:
+            log.error(event("finished rows not saved", error=str(error)))
+        finally:
+            for batch in self.holdings.all():
+                batch.stop("draining")
+            left = self.holdings.wait_until_free(TASKS_END_S)
+            log.info(event("worker drained", batches_left=left, seconds=time.monotonic() - begun))
+            self.drained.set()
+
+    def _storage_changed(self) -> None:
+        self.loop.call(self.pool.pause, self.guard.is_blocked)
+
+    def _dropped(self, message: BatchMessage, reason: str) -> None:
+        log.warning(event("message dropped", run=message.run, batch=message.batch, reason=reason))

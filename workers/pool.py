@@ -1,0 +1,240 @@
+"""One pool of rows over all servers: a slot that gets free takes the next row at once. Lives in the event loop.
+
+waiting -> in flight -> finished
+   ^          |
+   +- later <-+   a transient fault: back-off without a slot, then elsewhere if possible
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from draftfleet.errors import BadRequest, DraftfleetError, Mismatch, Overload, ServerError, Transient, Unauthorized
+from draftfleet.logs import event
+from draftfleet.records import Sample
+from workers.batch import Batch, Row
+from workers.servers import Server, Servers
+
+log = logging.getLogger(__name__)
+
+Ask = Callable[[Row, Server], Awaitable[Sample]]
+"""Asks one server for one row. Raises ServerError."""
+
+Refuse = Callable[[Row, str, ServerError], Sample]
+"""The record of a row that ends without an answer: row, server, why."""
+
+Clear = Callable[[Server, Batch, Sequence[Row]], object]
+"""Lets a server try a run before it gets the run's rows. Calls `fill` when it is through."""
+
+LONGEST_BACKOFF_S = 60.0
+SUSPECT_DEATHS = 2
+"""A row that was in flight when this many servers ended is from then on the only suspect on its server; if the next one
+ends as well, it is the row."""
+
+
+@dataclass(slots=True)
+class Waiting:
+    """Rows of one run that wait for a slot."""
+
+    rows: deque[Row] = field(default_factory=deque[Row])
+    suspects: deque[Row] = field(default_factory=deque[Row])
+
+    def without(self, batch: Batch) -> Waiting:
+        kept = ((row for row in rows if row.batch is not batch) for rows in (self.rows, self.suspects))
+        return Waiting(*map(deque, kept))
+
+
+class Pool:
+    """`fatal` is told of errors after which no row can succeed."""
+
+    def __init__(
+        self,
+        servers: Servers,
+        ask: Ask,
+        refuse: Refuse,
+        clear: Clear,
+        fatal: Callable[[DraftfleetError], object],
+        *,
+        max_tries: int,
+    ) -> None:
+        self._servers = servers
+        self._ask = ask
+        self._refuse = refuse
+        self._clear = clear
+        self._fatal = fatal
+        self._max_tries = max_tries
+        self._paused = False
+        self._draining = False
+        self._waiting: dict[str, Waiting] = {}
+        self._tasks: dict[asyncio.Task[None], Row] = {}
+        self._later: dict[Row, asyncio.TimerHandle] = {}
+        self._idle = asyncio.Event()
+
+    @property
+    def num_waiting(self) -> int:
+        """Rows that have not been started, or wait to be started again."""
+        return sum(len(one.rows) + len(one.suspects) for one in list(self._waiting.values()))
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._tasks)
+
+    def submit(self, batch: Batch, rows: Sequence[Row]) -> None:
+        if not batch.stopped:
+            self._waiting.setdefault(batch.run.run_id, Waiting()).rows.extend(rows)
+            self.fill()
+
+    def pause(self, paused: bool) -> None:
+        """Start no rows while paused. Those in flight go on."""
+        self._paused = paused
+        self.fill()
+
+    def fill(self) -> None:
+        """Give every free slot a row."""
+        if self._paused or self._draining:
+            return
+        while chosen := self._next():
+            self._start(*chosen)
+        for run_id, waiting in self._waiting.items():
+            if rows := [*waiting.rows, *waiting.suspects]:
+                for server in self._servers.ready:
+                    if run_id not in server.cleared:
+                        self._clear(server, rows[0].batch, rows)
+
+    async def drop(self, batch: Batch) -> None:
+        """Forget the rows of a batch, in whatever state they are."""
+        self._waiting = {run_id: one.without(batch) for run_id, one in self._waiting.items()}
+        for row in [row for row in self._later if row.batch is batch]:
+            self._later.pop(row).cancel()
+        await self._cancel([task for task, row in self._tasks.items() if row.batch is batch])
+        self.fill()
+
+    async def drain(self, patience_s: float, hurry: asyncio.Event) -> None:
+        """Start nothing more, wait for what is in flight, cancel what is left after `patience_s` or at `hurry`."""
+        self._draining = True
+        waits = [asyncio.ensure_future(hurry.wait()), asyncio.ensure_future(self._until_idle())]
+        await asyncio.wait(waits, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        await self._cancel(list(self._tasks))
+
+    def _next(self) -> tuple[Row, Server] | None:
+        for run_id, waiting in self._waiting.items():
+            for rows, alone in ((waiting.suspects, True), (waiting.rows, False)):
+                if rows and (server := self._servers.pick(run_id, avoid=rows[0].avoid, alone=alone)):
+                    return rows.popleft(), server
+        return None
+
+    def _start(self, row: Row, server: Server) -> None:
+        server.in_flight += 1
+        server.suspects += row.deaths >= SUSPECT_DEATHS
+        task = asyncio.create_task(self._work(row, server))
+        self._tasks[task] = row
+        self._idle.clear()
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self._tasks[task]
+        if not self._tasks:
+            self._idle.set()
+        if not task.cancelled() and (error := task.exception()):
+            log.error(event("row lost its task", error=repr(error)), exc_info=error)
+        self.fill()
+
+    async def _work(self, row: Row, server: Server) -> None:
+        fault: ServerError | None = None
+        was_suspect = row.deaths >= SUSPECT_DEATHS
+        try:
+            sample = await self._ask(row, server)
+        except ServerError as error:
+            fault = error
+        except Exception as error:
+            log.exception(event("row raised", batch=row.batch.name, row=row.prompt.row_key, server=server.url))
+            fault = Transient(f"the worker could not handle the answer of {server.url}: {error!r}")
+        else:
+            server.completed(max(sample.completion_tokens, 0), sample.seconds)
+            row.batch.finish(sample)
+        finally:
+            server.in_flight -= 1
+            server.suspects -= was_suspect
+        if fault is not None:
+            self.fill()  # the slot is free while the fault is looked into
+            await self._faulted(row, server, fault, was_suspect)
+
+    async def _faulted(self, row: Row, server: Server, fault: ServerError, was_suspect: bool) -> None:
+        row.avoid = server.url
+        if isinstance(fault, BadRequest):
+            self._give_up(row, server, fault)
+        elif isinstance(fault, Overload):
+            asyncio.get_running_loop().call_later(server.overloaded(fault.retry_after_s), self.fill)
+            self._again(row)
+        elif isinstance(fault, Unauthorized):
+            self._fatal(fault)
+        elif not await self._servers.confirm(server):
+            self._bereaved(row, server, fault, was_suspect)
+        elif isinstance(fault, Mismatch):
+            # It still lists the model and refuses requests for it: the canary shall look again.
+            server.cleared.discard(row.batch.run.run_id)
+            self._back_off(row, server, fault)
+        else:
+            self._back_off(row, server, fault)
+
+    def _bereaved(self, row: Row, server: Server, fault: ServerError, was_suspect: bool) -> None:
+        """The server is gone. That is no fault of the row, unless it happens again and again."""
+        row.deaths += server.refused
+        if was_suspect and server.refused:
+            text = f"{row.deaths} servers ended while they worked on this row, the last of them {server.url}: {fault}"
+            self._give_up(row, server, Transient(text))
+        else:
+            self._again(row)
+
+    def _back_off(self, row: Row, server: Server, fault: ServerError) -> None:
+        row.tries += 1
+        if row.tries >= self._max_tries:
+            text = f"no answer in {row.tries} tries (worker.max_tries); the last: {fault}"
+            self._give_up(row, server, Transient(text))
+            return
+        delay_s = min(LONGEST_BACKOFF_S, 0.5 * 2 ** (row.tries - 1)) * random.uniform(0.5, 1.0)
+        log.info(
+            event(
+                "row to be tried again",
+                batch=row.batch.name,
+                row=row.prompt.row_key,
+                server=server.url,
+                tries=row.tries,
+                seconds=delay_s,
+                error=str(fault),
+            )
+        )
+        self._later[row] = asyncio.get_running_loop().call_later(delay_s, self._again, row)
+
+    def _again(self, row: Row) -> None:
+        """To the head of the queue: its batch is the oldest."""
+        self._later.pop(row, None)
+        if row.batch.stopped:
+            return
+        waiting = self._waiting.setdefault(row.batch.run.run_id, Waiting())
+        (waiting.suspects if row.deaths >= SUSPECT_DEATHS else waiting.rows).appendleft(row)
+        self.fill()
+
+    def _give_up(self, row: Row, server: Server, fault: ServerError) -> None:
+        sample = self._refuse(row, server.url, fault)
+        # A refusal may quote the prompt: its words stand in the row, not in the log.
+        error = f"status {fault.status}" if isinstance(fault, BadRequest) and fault.body else str(fault)
+        log.warning(event("row failed", batch=row.batch.name, row=row.prompt.row_key, server=server.url, error=error))
+        row.batch.finish(sample)
+
+    async def _until_idle(self) -> None:
+        while self._tasks:
+            self._idle.clear()
+            await self._idle.wait()
+
+    async def _cancel(self, tasks: Sequence[asyncio.Task[None]]) -> None:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

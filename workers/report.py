@@ -1,0 +1,86 @@
+"""What the worker shows of itself: a report in Redis for `draftfleet status`, and the progress of tasks in Flower."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+
+from draftfleet import live
+from draftfleet.live import ServerReport, WorkerReport
+from workers.batch import Batch
+from workers.node import Node
+from workers.servers import Server
+
+FLOWER_S = 3.0
+"""Seconds between two progress events of one task: Flower keeps each of them in memory."""
+
+RATE_WINDOW_S = 20.0
+
+
+class Reporter:
+    """Its two methods are chores: each may wait for Redis without holding up any work."""
+
+    def __init__(self, node: Node, hostname: str) -> None:
+        self._node = node
+        self._hostname = hostname
+        self._seen: dict[str, deque[tuple[float, int]]] = {}
+
+    def report(self) -> None:
+        node = self._node
+        live.publish(
+            node.redis,
+            WorkerReport(
+                process=node.process,
+                host=node.host,
+                pid=os.getpid(),
+                started_at=node.started_at,
+                state=node.state,
+                reason=str(node.error) if node.error else "",
+                model=node.model,
+                servers=[self._server(server) for server in list(node.servers.all.values())],
+                batches_held=len(node.holdings.all()),
+                rows_waiting=node.pool.num_waiting,
+                rows_in_flight=node.pool.num_in_flight,
+                runs=node.holdings.reports(),
+            ),
+        )
+
+    def progress(self) -> None:
+        """One `task-progress` event per batch at work. Flower shows its text in the column Result."""
+        batches = [batch for batch in self._node.holdings.all() if batch.is_submitted and not batch.is_complete]
+        if not batches:
+            return
+        with self._node.app.events.default_dispatcher(hostname=self._hostname) as dispatcher:
+            for batch in batches:
+                dispatcher.send("task-progress", uuid=batch.task_id, result=progress_text(batch))
+
+    def _server(self, server: Server) -> ServerReport:
+        return ServerReport(
+            url=server.url,
+            state=server.state,
+            in_flight=server.in_flight,
+            limit=server.limit,
+            slots=server.slots,
+            rows=server.rows,
+            tokens=server.tokens,
+            tokens_per_s=self._rate(server),
+        )
+
+    def _rate(self, server: Server) -> float:
+        """Tokens per second over the last reports. Answers come in whole, so a shorter look would jump."""
+        now = time.monotonic()
+        seen = self._seen.setdefault(server.url, deque())
+        seen.append((now, server.tokens))
+        while len(seen) > 2 and now - seen[0][0] > RATE_WINDOW_S:
+            seen.popleft()
+        (first_at, first), (last_at, last) = seen[0], seen[-1]
+        return max(0.0, (last - first) / (last_at - first_at)) if last_at > first_at else 0.0
+
+
+def progress_text(batch: Batch) -> str:
+    """`37/64 prompts, 2.1k tok/s`."""
+    seconds = max(time.monotonic() - batch.taken_at, 1e-3)
+    rate = batch.counts().tokens / seconds
+    shown = f"{rate / 1000:.1f}k" if rate >= 1000 else f"{rate:.0f}"
+    return f"{len(batch.finished)}/{len(batch.prompts)} prompts, {shown} tok/s"

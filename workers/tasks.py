@@ -1,0 +1,193 @@
+"""The task `draftfleet.generate`: one batch, from its message to its shard.
+
+A message is a hint, so every step may meet the traces of another delivery of it. The claim comes first, then the look
+for the shard: the other way round, a batch could be committed and released in between, and be done twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import redis
+from celery import Celery, Task
+from kombu.exceptions import OperationalError
+
+from draftfleet.claims import Held, Taken
+from draftfleet.errors import CorruptFile, QueueError, StorageUnwritable
+from draftfleet.logs import event
+from draftfleet.queue import GENERATE, publish
+from draftfleet.records import BatchMessage
+from draftfleet.runs import Run, parent_of
+from workers.batch import Batch
+from workers.node import Node, OpenRun
+
+log = logging.getLogger(__name__)
+
+
+def register(app: Celery, node: Node) -> None:
+    """Let the app do this task with this node."""
+
+    @app.task(name=GENERATE, bind=True, ignore_result=True)
+    def generate_batch(self: Task, body: dict[str, Any]) -> None:  # pyright: ignore[reportUnusedFunction]
+        generate(node, body, str(self.request.id))
+
+
+def generate(node: Node, body: dict[str, Any], task_id: str) -> None:
+    """Do a batch, unless it is done, or another has it. Returns when nothing of it is left to this process."""
+    try:
+        message = BatchMessage.parse(body)
+    except QueueError as error:
+        log.error(event("message dropped", reason=str(error)))
+        return
+    found = node.find(message)
+    if found is None:
+        return
+    if node.state != "working":  # the message was on its way when the gate closed
+        _publish_again(node, found.run, message.batch)
+        return
+    key = message.run_id, message.batch
+    if not node.holdings.reserve(key):
+        log.info(event("second delivery dropped", run=message.run, batch=message.batch, holder="this process"))
+        return
+    try:
+        _claim(node, found, message.batch, task_id)
+    finally:
+        node.holdings.free(key)
+
+
+def _claim(node: Node, found: OpenRun, name: str, task_id: str) -> None:
+    taken = _take(node, found, name)
+    if taken is None:
+        return
+    if isinstance(taken, Held):
+        log.info(event("second delivery dropped", run=found.run.name, batch=name, holder=taken.owner))
+        return
+    batch = Batch(name, found.run, found.content, found.claims, taken.token, taken.attempt, task_id)
+    node.holdings.hold(batch, found.partials)
+    try:
+        if _open(node, found, batch):
+            node.submit(batch)
+            _end(node, found, batch)
+    except (StorageUnwritable, OSError) as error:  # the node was told to stop while it waited for the storage
+        log.error(event("batch given back", run=found.run.name, batch=name, error=str(error)))
+        _give_back(node, batch)
+
+
+def _take(node: Node, found: OpenRun, name: str) -> Taken | Held | None:
+    """The claim; None if the node drains while Redis is away."""
+    said = False
+    while True:
+        try:
+            return found.claims.take(name)
+        except redis.RedisError as error:
+            if not said:
+                log.warning(event("waiting for redis", batch=name, error=str(error)))
+            said = True
+            if node.draining.wait(1.0):
+                return None
+
+
+def _open(node: Node, found: OpenRun, batch: Batch) -> bool:
+    """Read the prompts and the rows of earlier holders. False if there is nothing to do."""
+    run, name = found.run, batch.name
+    if reason := node.guard.run("looking for a shard", lambda: _over(run, name)):
+        log.info(event("batch skipped", run=run.name, batch=name, reason=reason))
+        node.guard.run("deleting finished rows", lambda: found.partials.clean(name))
+        _release(node, batch)
+        return False
+    try:
+        prompts = node.guard.run("reading prompts", lambda: run.read_prompts(name))
+    except (FileNotFoundError, CorruptFile, IndexError) as error:
+        # Not given back at once: the reconciler publishes it again later, perhaps after somebody has mended it.
+        log.error(event("batch has no prompts", run=run.name, batch=name, error=str(error)))
+        _release(node, batch)
+        return False
+    prompts = list({prompt.row_key: prompt for prompt in prompts}.values())
+    keys = {prompt.row_key for prompt in prompts}
+    earlier = node.guard.run("reading finished rows", lambda: found.partials.earlier(name, keys))
+    batch.open(prompts, earlier)
+    log.info(
+        event("batch taken", run=run.name, batch=name, attempt=batch.attempt, rows=len(prompts), found=len(earlier))
+    )
+    return True
+
+
+def _over(run: Run, name: str) -> str | None:
+    """Why nothing is left to do for a batch."""
+    parent, row = parent_of(name)
+    if run.is_done(name):
+        return "done"
+    if row is not None and run.is_done(parent):
+        return "done as a whole"
+    return "split" if row is None and run.is_split(name) else None
+
+
+def _end(node: Node, found: OpenRun, batch: Batch) -> None:
+    """Wait for the rows; commit them, or leave the batch to others."""
+    if batch.wait():
+        _commit(node, found, batch)
+    elif batch.stopped == "lost":
+        node.withdraw(batch)
+        log.warning(
+            event("batch left to its new holder", run=batch.run.name, batch=batch.name, finished=len(batch.finished))
+        )
+    else:
+        _give_back(node, batch)
+
+
+def _commit(node: Node, found: OpenRun, batch: Batch) -> None:
+    samples = batch.samples()
+    was_first = node.guard.run("committing a batch", lambda: found.run.commit(batch.name, samples))
+    counts = batch.counts()
+    _release(node, batch)
+    node.guard.run("deleting finished rows", lambda: found.partials.clean(batch.name))
+    log.info(
+        event(
+            "batch done" if was_first else "batch was done by another",
+            run=found.run.name,
+            batch=batch.name,
+            attempt=batch.attempt,
+            rows=counts.rows,
+            ok=counts.ok,
+            truncated=counts.truncated,
+            failed=counts.failed,
+            tokens=counts.tokens,
+            seconds=time.monotonic() - batch.taken_at,
+        )
+    )
+
+
+def _give_back(node: Node, batch: Batch) -> None:
+    """Let another worker go on with it: save, release, publish again. No attempt is counted."""
+    batch.stop("given back")
+    node.withdraw(batch)
+    if _release(node, batch):
+        _publish_again(node, batch.run, batch.name)
+    log.info(
+        event(
+            "batch given back",
+            run=batch.run.name,
+            batch=batch.name,
+            finished=len(batch.finished),
+            rows=len(batch.prompts),
+        )
+    )
+
+
+def _release(node: Node, batch: Batch) -> bool:
+    """False if it was not ours any more, or Redis is away: then the claim lapses by itself."""
+    node.holdings.drop(batch.key)
+    try:
+        return batch.claims.release(batch.name, batch.token)
+    except redis.RedisError as error:
+        log.warning(event("claim not released", batch=batch.name, error=str(error)))
+        return False
+
+
+def _publish_again(node: Node, run: Run, name: str) -> None:
+    try:
+        publish(node.app, node.redis, run, node.model, [name], retry=True)
+    except (redis.RedisError, OperationalError) as error:
+        log.warning(event("batch not published again", run=run.name, batch=name, error=str(error)))
