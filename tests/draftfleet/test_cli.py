@@ -29,7 +29,7 @@ HEAVY = ("torch", "transformers", "celery", "kombu", "redis", "openai", "httpx",
 
 ROLE = """
 import signal, sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from draftfleet import errors
 
@@ -38,6 +38,9 @@ class Report:
     prompts: int
     rate: float
     exported: dict
+    per_position: tuple = (0.9, 0.75)
+    reasons: dict = field(default_factory=dict)
+    lossless: bool = True
 
 def succeed(settings, **flags):
     print("progress", flags, file=sys.stderr)
@@ -139,10 +142,27 @@ def test_a_result_is_one_json_line_on_stdout_and_a_summary_on_stderr(
     result = call("succeed", "produce", "x.jsonl", "--run", "r1", command=command)
 
     assert result.returncode == 0
-    assert json.loads(result.stdout) == {"run": "r1", "prompts": 1500, "rate": 2.0, "exported": {"vllm": "x.jsonl"}}
+    assert json.loads(result.stdout) == {
+        "run": "r1",
+        "prompts": 1500,
+        "rate": 2.0,
+        "exported": {"vllm": "x.jsonl"},
+        "per_position": [0.9, 0.75],
+        "reasons": {},
+        "lossless": True,
+    }
     assert result.stdout.count("\n") == 1
-    assert "1,500" in result.stderr
-    assert "'progress': False" in result.stderr, "no bars where standard error is no terminal"
+    assert [line.split(maxsplit=1) for line in result.stderr.splitlines() if "per position" not in line] == [
+        ["progress", "{'progress': False}"],
+        ["produced"],
+        ["run", "r1"],
+        ["prompts", "1,500"],
+        ["rate", "2.000"],
+        ["exported", "vllm x.jsonl"],
+        ["reasons", "-"],
+        ["lossless", "yes"],
+    ]
+    assert "per position  0.900 / 0.750" in result.stderr
 
 
 @pytest.mark.parametrize(
