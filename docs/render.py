@@ -11,7 +11,7 @@ from draftfleet import reference
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("draftfleet", "producer", "workers", "trainer")
-BEGIN, END = "<!-- modules: written by `make docs` -->", "<!-- end of modules -->"
+BEGIN, END = "<!-- written by `make docs` -->", "<!-- to here -->"
 
 
 def settings_page() -> str:
@@ -19,11 +19,25 @@ def settings_page() -> str:
 
 
 def architecture_page() -> str:
-    """The page as it is, with its list of modules written anew."""
-    text = (ROOT / "docs/architecture.md").read_text()
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{''.join(_module_list())}\n{END}{after}"
+    return _filled("architecture.md", "".join(_module_list()))
+
+
+def index_page() -> str:
+    """With the pages that no hand has put into it, by their titles."""
+    text = (ROOT / "docs/index.md").read_text().partition(BEGIN)[0]
+    pages = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "index.md"]
+    return _filled("index.md", "".join(f"- [{_title(page)}]({page.name})\n" for page in pages if page.name not in text))
+
+
+def _filled(name: str, content: str) -> str:
+    """The page as it is, with what stands between the marks written anew."""
+    before, _, rest = (ROOT / "docs" / name).read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    return f"{before}{BEGIN}\n\n{content}\n{END}{after}"
+
+
+def _title(page: Path) -> str:
+    return page.read_text().splitlines()[0].removeprefix("# ")
 
 
 def _module_list() -> Iterator[str]:
@@ -49,9 +63,12 @@ def _first_line(path: Path) -> str:
     return re.split(r"(?<=[.!?]) (?=[A-Z`])", paragraph)[0].removesuffix(":")
 
 
+PAGES = {"settings.md": settings_page, "architecture.md": architecture_page, "index.md": index_page}
+
+
 def main() -> None:
-    for name, text in {"settings.md": settings_page(), "architecture.md": architecture_page()}.items():
-        (ROOT / "docs" / name).write_text(text)
+    for name, page in PAGES.items():
+        (ROOT / "docs" / name).write_text(page())
         print(f"wrote docs/{name}")
 
 

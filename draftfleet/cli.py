@@ -153,8 +153,8 @@ def train(
     It may start before its samples are there: it follows them as they come.
     """
     settings = read(ctx)
-    _role("train")(settings)
-    results.show(settings.run, "training queued", {"drafter": settings.trainer.drafter})
+    said = _role("train")(settings)
+    results.show(settings.run, said, {"drafter": settings.trainer.drafter})
 
 
 @app.command()

@@ -22,7 +22,7 @@ import time
 import uuid
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -66,7 +66,7 @@ class Counts:
         return self.ok + self.truncated + self.failed
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(*(a + b for a, b in zip(_fields(self), _fields(other), strict=True)))
+        return Counts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     @classmethod
     def of(cls, samples: Iterable[Sample]) -> Self:
@@ -79,10 +79,6 @@ class Counts:
             tokens += max(sample.completion_tokens, 0)
             mismatched += sample.outcome != "failed" and not sample.ids_match_usage
         return cls(ok, truncated, failed, tokens, mismatched)
-
-
-def _fields(counts: Counts) -> tuple[int, ...]:
-    return counts.ok, counts.truncated, counts.failed, counts.tokens, counts.mismatched
 
 
 class Run:
