@@ -116,10 +116,12 @@ def _consume(node: Node, app: Celery, hostname: str) -> int:
         worker.start()
     finally:
         ended.set()
-    if not node.drained.is_set():  # Celery ended by itself
-        node.drain(0)
-        node.drained.wait()
-    return int(worker.exitcode or 0)
+    if node.drained.is_set():
+        return 0
+    log.error(event("celery ended by itself", exit_code=worker.exitcode))
+    node.drain(0)
+    node.drained.wait()
+    return int(worker.exitcode or 1)
 
 
 class _Worker(CeleryWorker):

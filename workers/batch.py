@@ -11,6 +11,8 @@ from draftfleet.records import Prompt, Sample
 from draftfleet.runs import Counts, Run
 from draftfleet.settings import Sampling
 
+SUSPECT_DEATHS = 2
+
 
 @dataclass(frozen=True, slots=True)
 class Content:
@@ -31,7 +33,8 @@ class Content:
 class Row:
     """A prompt that has not been answered yet. Changed by the pool only, in the event loop.
 
-    `tries` are requests that ended in a transient fault. `deaths` are servers that ended while they worked on it.
+    `tries` are requests that ended in a transient fault. `deaths` are servers that ended while they worked on it: with
+    SUSPECT_DEATHS of them it is kept from other suspects, and if the next server ends as well, it is the row.
     """
 
     batch: Batch
@@ -40,6 +43,10 @@ class Row:
     tries: int = 0
     deaths: int = 0
     avoid: str = ""
+
+    @property
+    def is_suspect(self) -> bool:
+        return self.deaths >= SUSPECT_DEATHS
 
 
 @dataclass(slots=True, eq=False)

@@ -36,20 +36,44 @@ def gate(node: Node) -> type[bootsteps.StartStopStep]:
         def start(self, parent: Any) -> None:
             """After each connection: the channel is a new one."""
             channel = parent.task_consumer.channel
-            may_take = channel.qos.can_consume
-
-            def can_consume() -> bool:
-                if not may_take():
-                    return False
-                is_brpop_out = bool(getattr(channel, "_in_poll", None))
-                return is_brpop_out or node.wants_batch(len(worker_state.reserved_requests))
-
-            channel.qos.can_consume = can_consume
+            _let_in(channel, node)
+            _acknowledge_calmly(channel, parent.connection_errors)
+            # Claims tell who is at work. What kombu would put back when a connection breaks is still worked on here;
+            # and with Redis away, its attempt ends the worker (kombu 5.7.0: AttributeError in QoS.restore_unacked).
+            channel.do_restore = False
 
         def register_with_event_loop(self, parent: Any, hub: Any) -> None:
             hub.timer.call_repeatedly(TICK_S, _end_if_drained, (node,))
 
     return Gate
+
+
+def _let_in(channel: Any, node: Node) -> None:
+    may_take = channel.qos.can_consume
+
+    def can_consume() -> bool:
+        if not may_take():
+            return False
+        is_brpop_out = bool(getattr(channel, "_in_poll", None))
+        return is_brpop_out or node.wants_batch(len(worker_state.reserved_requests))
+
+    channel.qos.can_consume = can_consume
+
+
+def _acknowledge_calmly(channel: Any, connection_errors: tuple[type[Exception], ...]) -> None:
+    """A message whose connection is gone cannot be acknowledged. It comes again, and is found to be done.
+
+    Celery would log a traceback for each, and end at the AttributeError of a channel that was closed (kombu 5.7.0).
+    """
+    basic_ack = channel.basic_ack
+
+    def acknowledge(delivery_tag: str, multiple: bool = False) -> None:
+        try:
+            basic_ack(delivery_tag, multiple=multiple)
+        except (*connection_errors, AttributeError) as error:
+            log.info(event("message not acknowledged", reason=f"its connection to Redis is gone: {error}"))
+
+    channel.basic_ack = acknowledge
 
 
 def _end_if_drained(node: Node) -> None:

@@ -32,9 +32,6 @@ Clear = Callable[[Server, Batch, Sequence[Row]], object]
 """Lets a server try a run before it gets the run's rows. Calls `fill` when it is through."""
 
 LONGEST_BACKOFF_S = 60.0
-SUSPECT_DEATHS = 2
-"""A row that was in flight when this many servers ended is from then on the only suspect on its server; if the next one
-ends as well, it is the row."""
 
 
 @dataclass(slots=True)
@@ -72,6 +69,7 @@ class Pool:
         self._draining = False
         self._waiting: dict[str, Waiting] = {}
         self._tasks: dict[asyncio.Task[None], Row] = {}
+        self._slots: dict[asyncio.Task[None], Server] = {}
         self._later: dict[Row, asyncio.TimerHandle] = {}
         self._idle = asyncio.Event()
 
@@ -100,11 +98,10 @@ class Pool:
             return
         while chosen := self._next():
             self._start(*chosen)
-        for run_id, waiting in self._waiting.items():
-            if rows := [*waiting.rows, *waiting.suspects]:
-                for server in self._servers.ready:
-                    if run_id not in server.cleared:
-                        self._clear(server, rows[0].batch, rows)
+        for server in self._servers.ready:
+            for run_id, waiting in self._waiting.items():
+                if run_id not in server.cleared and (rows := [*waiting.rows, *waiting.suspects]):
+                    self._clear(server, rows[0].batch, rows)
 
     async def drop(self, batch: Batch) -> None:
         """Forget the rows of a batch, in whatever state they are."""
@@ -132,14 +129,20 @@ class Pool:
 
     def _start(self, row: Row, server: Server) -> None:
         server.in_flight += 1
-        server.suspects += row.deaths >= SUSPECT_DEATHS
+        server.suspects += row.is_suspect
         task = asyncio.create_task(self._work(row, server))
-        self._tasks[task] = row
+        self._tasks[task], self._slots[task] = row, server
         self._idle.clear()
         task.add_done_callback(self._ended)
 
+    def _free_slot(self, task: asyncio.Task[None] | None, row: Row) -> None:
+        """Once per task: before a fault is looked into, else at its end, which comes even if it never began."""
+        if task and (server := self._slots.pop(task, None)):
+            server.in_flight -= 1
+            server.suspects -= row.is_suspect
+
     def _ended(self, task: asyncio.Task[None]) -> None:
-        del self._tasks[task]
+        self._free_slot(task, self._tasks.pop(task))
         if not self._tasks:
             self._idle.set()
         if not task.cancelled() and (error := task.exception()):
@@ -148,7 +151,6 @@ class Pool:
 
     async def _work(self, row: Row, server: Server) -> None:
         fault: ServerError | None = None
-        was_suspect = row.deaths >= SUSPECT_DEATHS
         try:
             sample = await self._ask(row, server)
         except ServerError as error:
@@ -159,14 +161,12 @@ class Pool:
         else:
             server.completed(max(sample.completion_tokens, 0), sample.seconds)
             row.batch.finish(sample)
-        finally:
-            server.in_flight -= 1
-            server.suspects -= was_suspect
         if fault is not None:
-            self.fill()  # the slot is free while the fault is looked into
-            await self._faulted(row, server, fault, was_suspect)
+            self._free_slot(asyncio.current_task(), row)
+            self.fill()  # the slot is another's while the fault is looked into
+            await self._faulted(row, server, fault)
 
-    async def _faulted(self, row: Row, server: Server, fault: ServerError, was_suspect: bool) -> None:
+    async def _faulted(self, row: Row, server: Server, fault: ServerError) -> None:
         row.avoid = server.url
         if isinstance(fault, BadRequest):
             self._give_up(row, server, fault)
@@ -176,7 +176,7 @@ class Pool:
         elif isinstance(fault, Unauthorized):
             self._fatal(fault)
         elif not await self._servers.confirm(server):
-            self._bereaved(row, server, fault, was_suspect)
+            self._bereaved(row, server, fault)
         elif isinstance(fault, Mismatch):
             # It still lists the model and refuses requests for it: the canary shall look again.
             server.cleared.discard(row.batch.run.run_id)
@@ -184,8 +184,9 @@ class Pool:
         else:
             self._back_off(row, server, fault)
 
-    def _bereaved(self, row: Row, server: Server, fault: ServerError, was_suspect: bool) -> None:
+    def _bereaved(self, row: Row, server: Server, fault: ServerError) -> None:
         """The server is gone. That is no fault of the row, unless it happens again and again."""
+        was_suspect = row.is_suspect
         row.deaths += server.refused
         if was_suspect and server.refused:
             text = f"{row.deaths} servers ended while they worked on this row, the last of them {server.url}: {fault}"
@@ -219,7 +220,7 @@ class Pool:
         if row.batch.stopped:
             return
         waiting = self._waiting.setdefault(row.batch.run.run_id, Waiting())
-        (waiting.suspects if row.deaths >= SUSPECT_DEATHS else waiting.rows).appendleft(row)
+        (waiting.suspects if row.is_suspect else waiting.rows).appendleft(row)
         self.fill()
 
     def _give_up(self, row: Row, server: Server, fault: ServerError) -> None:

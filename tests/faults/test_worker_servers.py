@@ -53,7 +53,6 @@ def test_passing_faults_of_every_kind_cost_no_row(
         for kind in ("abort", "cut", "garbage", "close"):
             one.fault(kind, after=1, times=2)
         one.fault("status", status=500, after=1, times=2)
-        other.fault("status", status=429, retry_after="0.3", after=1, times=8)
         other.fault("status", status=503, after=1, times=2)
         settings = changed(settings, worker__servers=[one.url, other.url], worker__concurrency=4)
         names = enqueue(settings, run, make_prompts(48))
@@ -65,9 +64,23 @@ def test_passing_faults_of_every_kind_cost_no_row(
             statuses.update(server.stats()["statuses"])
 
     assert sum(counts["failed"] for counts in outcomes(run).values()) == 0
-    assert statuses["429"] == 8
-    assert statuses["503"] == 2
-    assert statuses["500"] == 2
+    assert min(statuses["503"], statuses["500"]) >= 1
+
+
+def test_overload_is_waited_out_and_is_no_try_of_a_row(
+    settings: Settings, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
+) -> None:
+    with FakeServer(model="tiny") as server:
+        server.fault("status", status=429, retry_after="0.1", after=1, times=12)
+        settings = changed(settings, worker__servers=[server.url], worker__concurrency=4, worker__max_tries=1)
+        names = enqueue(settings, run, make_prompts(16))
+
+        with WorkerProcess(settings, tmp_path / "worker.log"):
+            until(lambda: run.done() == names, what="all batches done")
+        stats = server.stats()
+
+    assert stats["statuses"] == {"200": 17, "429": 12}  # one canary
+    assert sum(counts["failed"] for counts in outcomes(run).values()) == 0
 
 
 def test_a_server_that_never_answers_a_row_loses_it_to_another_server(

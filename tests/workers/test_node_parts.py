@@ -1,0 +1,218 @@
+"""Small parts of the node: its lock, its guard, partials, holdings, seeds, and what it says of itself."""
+
+from __future__ import annotations
+
+import errno
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from draftfleet import live
+from draftfleet.claims import Claims, Taken
+from draftfleet.embedded import Embedded
+from draftfleet.errors import RunBusy, StorageUnwritable
+from draftfleet.live import RunReport, WorkerReport
+from draftfleet.queue import connect
+from draftfleet.records import Prompt, Sample
+from draftfleet.runs import Run
+from draftfleet.settings import Sampling, Settings
+from workers.batch import Batch, Content
+from workers.generate import row_seed
+from workers.guard import Guard
+from workers.holdings import Holdings
+from workers.node_lock import NodeLock
+from workers.partials import Partials
+
+MakePrompts = Callable[..., list[Prompt]]
+MakeSample = Callable[..., Sample]
+
+
+def test_a_lock_is_refused_while_held_and_free_after(tmp_path: Path) -> None:
+    with NodeLock(tmp_path) as first:
+        first.take("http://a")
+        with NodeLock(tmp_path) as second:
+            second.take("http://b")
+            with pytest.raises(RunBusy, match=r"http://a already has a worker on this node: pid \d+, started"):
+                second.take("http://a")
+            first.keep([])
+            second.take("http://a")
+
+
+def test_a_lock_file_left_behind_is_no_lock(tmp_path: Path) -> None:
+    with NodeLock(tmp_path) as lock:
+        lock.take("http://a")
+    (left,) = tmp_path.iterdir()
+    left.write_text(json.dumps({"pid": 1, "started_at": 0, "url": "http://a"}))
+
+    with NodeLock(tmp_path) as lock:
+        lock.take("http://a")
+
+
+def test_a_blocked_folder_is_tried_until_it_works_and_the_pause_is_told() -> None:
+    changes: list[bool] = []
+    guard = Guard(lambda: changes.append(guard.is_blocked))
+    failures = iter([StorageUnwritable("full"), OSError(errno.EIO, "broken")])
+
+    def action() -> str:
+        if (error := next(failures, None)) is not None:
+            raise error
+        return "written"
+
+    assert guard.run("writing", action) == "written"
+    assert changes == [True, False]
+
+
+def test_only_being_told_to_stop_ends_the_wait_for_a_folder() -> None:
+    blocked = threading.Event()
+    guard = Guard(blocked.set)
+    caught: list[BaseException] = []
+
+    def write() -> None:
+        def action() -> None:
+            raise StorageUnwritable("full")
+
+        try:
+            guard.run("writing", action)
+        except StorageUnwritable as error:
+            caught.append(error)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert blocked.wait(10)
+    guard.give_up()
+    writer.join(10)
+
+    assert len(caught) == 1
+    assert not guard.is_blocked
+
+
+def test_a_missing_file_is_no_fault_of_the_folder() -> None:
+    def action() -> None:
+        raise FileNotFoundError
+
+    with pytest.raises(FileNotFoundError):
+        Guard(lambda: None).run("reading", action)
+
+
+def test_a_partial_goes_when_the_last_of_its_batches_is_done(
+    run: Run, make_prompts: MakePrompts, make_sample: MakeSample
+) -> None:
+    first, second = make_prompts(2)
+    rows = [make_sample(first, "train-000000"), make_sample(second, "train-000001")]
+    mine = Partials(run, "me")
+    mine.write(rows)
+
+    run.commit("train-000000", rows[:1])
+    after_first = mine.clean("train-000000")
+    run.commit("train-000001", rows[1:])
+    after_second = mine.clean("train-000001")
+
+    assert (after_first, after_second) == (0, 1)
+    assert list(run.partials()) == []
+
+
+def test_partials_of_two_attempts_give_each_row_once_and_the_better_one(
+    run: Run, make_prompts: MakePrompts, make_sample: MakeSample
+) -> None:
+    one, other = make_prompts(2)
+    run.write_partial("a", 0, [make_sample(one, outcome="truncated"), make_sample(other, content="a")])
+    run.write_partial("b", 0, [make_sample(one, outcome="ok"), make_sample(other, content="b")])
+
+    found = Partials(run, "me").earlier("train-000000", {one.row_key, other.row_key})
+
+    assert found[one.row_key].outcome == "ok"
+    assert found[other.row_key].content == "a"
+
+
+def test_a_torn_partial_gives_its_whole_rows(run: Run, make_prompts: MakePrompts, make_sample: MakeSample) -> None:
+    one, other = make_prompts(2)
+    name = run.write_partial("a", 0, [make_sample(one), make_sample(other)])
+    path = f"{run.name}/partial/{name}"
+    whole = run.storage.read(path)
+    run.storage.put(path, whole[: int(len(whole) * 0.8)])
+
+    found = Partials(run, "me").earlier("train-000000", {one.row_key, other.row_key})
+
+    assert list(found) == [one.row_key]
+
+
+def test_only_rows_saved_under_this_claim_count_as_its_progress(
+    run: Run, settings: Settings, make_prompts: MakePrompts, make_sample: MakeSample
+) -> None:
+    prompts = make_prompts(3)
+    batch = _batch(run, settings, prompts, earlier={prompts[0].row_key: make_sample(prompts[0])})
+    holdings = Holdings(Guard(lambda: None), lambda _: None)
+    holdings.hold(batch, Partials(run, "me"))
+
+    before = batch.holding.saved_rows
+    batch.finish(make_sample(prompts[1]))
+    saved = [holdings.checkpoint(), holdings.checkpoint()]
+
+    assert before == 0
+    assert saved == [1, 0]
+    assert batch.holding.saved_rows == 1
+
+
+def test_a_claim_that_redis_forgot_is_taken_again_and_one_that_another_has_is_lost(
+    run: Run, settings: Settings, make_prompts: MakePrompts
+) -> None:
+    lost: list[Batch] = []
+    redis = connect(settings)
+    batch = _batch(run, settings, make_prompts(2))
+    holdings = Holdings(Guard(lambda: None), lost.append)
+    holdings.hold(batch, Partials(run, "me"))
+    other = Claims(redis, run.run_id, settings.claims, "other")
+
+    redis.flushall()
+    holdings.renew()
+    holder = other.holder(batch.name)
+    redis.flushall()
+    other.take(batch.name)
+    holdings.renew()
+
+    assert holder == "me"
+    assert lost == [batch]
+
+
+def test_a_row_s_seed_is_its_own_and_stays_the_same() -> None:
+    seeds = {row_seed(1, f"{number:032x}-0-0") for number in range(1000)}
+
+    assert len(seeds) == 1000
+    assert all(seed is not None and 0 <= seed < 2**31 for seed in seeds)
+    assert row_seed(1, "a") == row_seed(1, "a") != row_seed(2, "a")
+    assert row_seed(None, "a") is None
+
+
+def test_a_run_s_content_decides_what_is_asked_not_the_worker_s_settings(run: Run) -> None:
+    content = Content.of(run)
+
+    assert content == Content("tiny", Sampling(max_tokens=64))
+
+
+def test_a_report_is_read_back_whole_and_one_that_cannot_be_read_is_left_out(
+    settings: Settings, redis_server: Embedded
+) -> None:
+    redis = connect(settings)
+    report = WorkerReport(
+        process="host-1-abc", host="host", pid=1, started_at=1.5, state="working", runs=[RunReport(run="r", run_id="i")]
+    )
+    redis.set("draftfleet:live:other-version", '{"process": 3}')
+
+    live.publish(redis, report)
+
+    assert live.read(redis) == [report]
+    assert 0 < redis.ttl("draftfleet:live:host-1-abc") <= live.LIVE_S
+    live.withdraw(redis, report.process)
+    assert live.read(redis) == []
+
+
+def _batch(run: Run, settings: Settings, prompts: list[Prompt], earlier: dict[str, Sample] | None = None) -> Batch:
+    claims = Claims(connect(settings), run.run_id, settings.claims, "me")
+    taken = claims.take("train-000000")
+    assert isinstance(taken, Taken)
+    batch = Batch("train-000000", run, Content.of(run), claims, taken.token, taken.attempt, "task")
+    batch.open(prompts, earlier or {})
+    return batch

@@ -1,0 +1,272 @@
+"""The pool against scripted servers: who gets the next row, and what becomes of a row that fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from draftfleet.errors import BadRequest, DraftfleetError, ServerError, Transient
+from draftfleet.records import Prompt, Sample
+from draftfleet.runs import Run
+from draftfleet.settings import Sampling, Worker
+from workers.batch import Batch, Content, Row
+from workers.client import Client
+from workers.pool import Pool
+from workers.servers import Server, Servers
+
+Answer = Callable[[Row, Server], Awaitable[Sample]]
+
+
+class Ready(Servers):
+    """Servers that are ready without being looked at. `gone` are those that a look would not find."""
+
+    def __init__(self, *servers: Server) -> None:
+        super().__init__(Client.__new__(Client), Worker(), "tiny")
+        self.all = {server.url: server for server in servers}
+        self.gone: set[str] = set()
+
+    async def confirm(self, server: Server) -> bool:
+        server.refused = server.url in self.gone
+        return not server.refused
+
+
+def a_server(url: str, limit: int, run: Run) -> Server:
+    return Server(url, limit, state="ready", cleared={run.run_id})
+
+
+def a_batch(run: Run, prompts: list[Prompt], name: str = "train-000000") -> Batch:
+    batch = Batch(name, run, Content("tiny", Sampling()), claims=None, token="t", attempt=1, task_id="id")  # type: ignore[arg-type]
+    batch.open(prompts, {})
+    return batch
+
+
+def a_pool(servers: Servers, ask: Answer, make_sample: Callable[..., Sample], *, max_tries: int = 3) -> Pool:
+    def refuse(row: Row, server: str, fault: ServerError) -> Sample:
+        return make_sample(row.prompt, outcome="failed", error=str(fault))
+
+    def fatal(error: DraftfleetError) -> None:
+        raise AssertionError(error)
+
+    pool = Pool(servers, ask, refuse, lambda *_: None, fatal, max_tries=max_tries)
+    servers.on_change = pool.fill
+    return pool
+
+
+async def until(condition: Callable[[], bool], deadline_s: float = 20) -> None:
+    async with asyncio.timeout(deadline_s):
+        while not condition():  # noqa: ASYNC110  any condition
+            await asyncio.sleep(0.005)
+
+
+def rows_of(batch: Batch) -> list[Row]:
+    return [Row(batch, prompt) for prompt in batch.prompts]
+
+
+@pytest.fixture
+def prompts(make_prompts: Callable[..., list[Prompt]]) -> list[Prompt]:
+    return make_prompts(30)
+
+
+def test_a_limit_that_is_changed_counts_at_once_for_rows_not_yet_started(
+    run: Run, prompts: list[Prompt], make_sample: Callable[..., Sample]
+) -> None:
+    async def scenario() -> None:
+        server = a_server("http://a", 2, run)
+        gate = asyncio.Event()
+
+        async def ask(row: Row, server: Server) -> Sample:
+            await gate.wait()
+            return make_sample(row.prompt)
+
+        pool = a_pool(Ready(server), ask, make_sample)
+        batch = a_batch(run, prompts)
+        pool.submit(batch, rows_of(batch))
+        at_first = server.in_flight
+
+        server.limit = 7
+        pool.fill()
+        then = server.in_flight
+        server.limit = 3
+        gate.set()
+        await until(lambda: batch.is_complete)
+
+        assert (at_first, then) == (2, 7)
+
+    asyncio.run(scenario())
+
+
+def test_a_server_of_half_the_speed_gets_half_the_rows(
+    run: Run, prompts: list[Prompt], make_sample: Callable[..., Sample]
+) -> None:
+    async def scenario() -> None:
+        fast, slow = a_server("http://fast", 30, run), a_server("http://slow", 30, run)
+        fast.seconds_per_token, slow.seconds_per_token = 0.01, 0.02
+
+        async def ask(row: Row, server: Server) -> Sample:
+            await asyncio.sleep(3600)
+            raise AssertionError
+
+        pool = a_pool(Ready(fast, slow), ask, make_sample)
+        batch = a_batch(run, prompts)
+        pool.submit(batch, rows_of(batch))
+
+        assert (fast.in_flight, slow.in_flight) == (20, 10)
+        await pool.drain(0, asyncio.Event())
+
+    asyncio.run(scenario())
+
+
+def test_a_row_that_broke_off_goes_to_another_server_and_its_slot_is_free_meanwhile(
+    run: Run, prompts: list[Prompt], make_sample: Callable[..., Sample]
+) -> None:
+    async def scenario() -> None:
+        bad, good = a_server("http://bad", 1, run), a_server("http://good", 1, run)
+        asked: list[tuple[str, str]] = []
+
+        async def ask(row: Row, server: Server) -> Sample:
+            asked.append((row.prompt.row_key, server.url))
+            await asyncio.sleep(0.01)
+            if server is bad:
+                raise Transient("reset")
+            return make_sample(row.prompt)
+
+        pool = a_pool(Ready(bad, good), ask, make_sample, max_tries=20)
+        batch = a_batch(run, prompts[:6])
+        pool.submit(batch, rows_of(batch))
+        await until(lambda: batch.is_complete)
+
+        assert {sample.outcome for sample in batch.samples()} == {"ok"}
+        # In the back-off of the first row the bad server was given others: no slot was held.
+        assert len({key for key, url in asked[:6] if url == bad.url}) >= 2
+
+    asyncio.run(scenario())
+
+
+def test_a_row_that_takes_its_servers_down_is_found_alone_and_its_neighbours_live(
+    run: Run, prompts: list[Prompt], make_sample: Callable[..., Sample]
+) -> None:
+    async def scenario() -> None:
+        server = a_server("http://a", 8, run)
+        servers = Ready(server)
+        poison = prompts[4].row_key
+        crashes = 0
+        holders: set[asyncio.Future[None]] = set()
+
+        async def ask(row: Row, server: Server) -> Sample:
+            nonlocal crashes
+            crash: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            holders.add(crash)
+            try:
+                if row.prompt.row_key == poison:
+                    await asyncio.sleep(0.01)
+                    crashes += 1
+                    servers.gone.add(server.url)
+                    for one in holders:
+                        one.done() or one.set_exception(Transient("connection reset"))
+                await asyncio.wait_for(crash, 0.03)
+            except TimeoutError:
+                return make_sample(row.prompt)
+            finally:
+                holders.discard(crash)
+            raise AssertionError
+
+        async def restart() -> None:
+            while True:
+                await asyncio.sleep(0.05)
+                servers.gone.clear()
+
+        restarts = asyncio.create_task(restart())
+        pool = a_pool(servers, ask, make_sample, max_tries=1)
+        batch = a_batch(run, prompts[:16])
+        pool.submit(batch, rows_of(batch))
+        await until(lambda: batch.is_complete)
+        restarts.cancel()
+
+        failed = [sample for sample in batch.samples() if sample.outcome == "failed"]
+        assert [sample.row_key for sample in failed] == [poison]
+        assert failed[0].error is not None
+        assert "3 servers ended while they worked on this row" in failed[0].error
+        assert crashes == 3
+
+    asyncio.run(scenario())
+
+
+def test_a_refused_row_is_asked_once_and_the_others_go_on(
+    run: Run, prompts: list[Prompt], make_sample: Callable[..., Sample]
+) -> None:
+    async def scenario() -> None:
+        asked = Counter[str]()
+
+        async def ask(row: Row, server: Server) -> Sample:
+            asked[row.prompt.row_key] += 1
+            if row.prompt.row_key == prompts[0].row_key:
+                raise BadRequest("too long", status=400, body="maximum context length")
+            return make_sample(row.prompt)
+
+        pool = a_pool(Ready(a_server("http://a", 4, run)), ask, make_sample)
+        batch = a_batch(run, prompts)
+        pool.submit(batch, rows_of(batch))
+        await until(lambda: batch.is_complete)
+
+        assert set(asked.values()) == {1}
+        assert Counter(sample.outcome for sample in batch.samples()) == {"ok": 29, "failed": 1}
+
+    asyncio.run(scenario())
+
+
+def test_dropping_a_batch_cancels_its_rows_wherever_they_are_and_no_others(
+    run: Run, prompts: list[Prompt], make_sample: Callable[..., Sample]
+) -> None:
+    async def scenario() -> None:
+        server = a_server("http://a", 6, run)
+        gate = asyncio.Event()
+
+        async def ask(row: Row, server: Server) -> Sample:
+            if row.tries == 0 and row.prompt is prompts[0]:
+                raise Transient("reset")
+            await gate.wait()
+            return make_sample(row.prompt)
+
+        pool = a_pool(Ready(server), ask, make_sample)
+        lost, kept = a_batch(run, prompts[:10]), a_batch(run, prompts[10:14], "train-000001")
+        pool.submit(lost, rows_of(lost))
+        pool.submit(kept, rows_of(kept))
+        await asyncio.sleep(0)
+        lost.stop("lost")
+
+        await pool.drop(lost)
+        gate.set()
+        await until(lambda: kept.is_complete)
+        await until(lambda: pool.num_in_flight == 0)
+
+        assert lost.finished == {}
+        assert pool.num_waiting == 0
+        assert server.in_flight == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_paused_pool_finishes_what_is_in_flight_and_starts_nothing(
+    run: Run, prompts: list[Prompt], make_sample: Callable[..., Sample]
+) -> None:
+    async def scenario() -> None:
+        async def ask(row: Row, server: Server) -> Sample:
+            await asyncio.sleep(0.01)
+            return make_sample(row.prompt)
+
+        pool = a_pool(Ready(a_server("http://a", 3, run)), ask, make_sample)
+        batch = a_batch(run, prompts)
+        pool.submit(batch, rows_of(batch))
+
+        pool.pause(True)
+        await until(lambda: pool.num_in_flight == 0)
+        in_pause = len(batch.finished)
+        pool.pause(False)
+        await until(lambda: batch.is_complete)
+
+        assert in_pause == 3
+
+    asyncio.run(scenario())
