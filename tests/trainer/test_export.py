@@ -15,7 +15,9 @@ from draftfleet.errors import DrafterError, SettingsError, TargetError
 from draftfleet.runs import Run
 from draftfleet.settings import Settings, load
 from draftfleet.storage import open_storage
-from trainer import drafter as drafters
+from trainer import checkpoint
+from trainer.checkpoint import State
+from trainer.data import Journal
 from trainer.drafter import DrafterConfig
 from trainer.export import FORMATS, check, export, serve_command
 
@@ -83,11 +85,22 @@ def settings(tmp_path: Path) -> Settings:
     return load(flags={"run": "demo", "storage.url": str(tmp_path), "export.dtype": "float32"})
 
 
-def add_checkpoint(settings: Settings, step: int, config: DrafterConfig | None = None) -> Path:
+def add_checkpoint(
+    settings: Settings,
+    step: int,
+    config: DrafterConfig | None = None,
+    tensors: dict[str, torch.Tensor] | None = None,
+) -> Path:
     run = Run.create(open_storage(settings.storage.url), settings.run, {}, {})
-    folder = run.drafter_dir(settings.trainer.drafter) / "checkpoints" / f"step-{step:06d}"
-    drafters.save(folder, config or drafter_config(), drafter_tensors())
-    return folder
+    return checkpoint.write(
+        run.drafter_dir(settings.trainer.drafter),
+        config=config or drafter_config(),
+        tensors=tensors or drafter_tensors(),
+        state=State(step=step),
+        optimizer={},
+        journal=Journal(),
+        keep=9,
+    )
 
 
 def config_of(folder: Path) -> dict[str, Any]:
@@ -215,8 +228,7 @@ def test_a_newer_checkpoint_replaces_an_older_export_and_never_the_other_way(set
 
 
 def test_a_folder_that_draftfleet_did_not_write_is_left_alone(settings: Settings) -> None:
-    checkpoint = add_checkpoint(settings, 200)
-    mine = checkpoint.parents[1] / "export" / "vllm"
+    mine = add_checkpoint(settings, 200).parents[1] / "export" / "vllm"
     mine.mkdir(parents=True)
     (mine / "notes.txt").write_text("mine")
 
@@ -240,14 +252,13 @@ def test_an_unknown_format_is_refused_with_those_that_are_known(settings: Settin
 
 
 def test_a_drafter_that_is_broken_is_never_put_in_place(settings: Settings) -> None:
-    checkpoint = add_checkpoint(settings, 200)
-    config, tensors = drafters.load(checkpoint)
+    tensors = drafter_tensors()
     tensors["norm.weight"][3] = float("nan")
-    drafters.save(checkpoint, config, tensors)
+    written = add_checkpoint(settings, 200, tensors=tensors)
 
     with pytest.raises(DrafterError, match=r"norm\.weight has 1 values that are not finite"):
         export(settings, ["vllm"])
-    assert list((checkpoint.parents[1] / "export").iterdir()) == []
+    assert list((written.parents[1] / "export").iterdir()) == []
 
 
 def test_the_output_of_the_last_layer_goes_to_vllm_but_sglang_does_not_hand_it_out(settings: Settings) -> None:

@@ -26,6 +26,7 @@ from draftfleet.logs import event
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.storage import open_storage
+from trainer import checkpoint
 from trainer import drafter as drafters
 from trainer.drafter import DrafterConfig
 from trainer.export import native
@@ -59,18 +60,13 @@ def export(settings: Settings, formats: list[str]) -> dict[str, Path]:
         format_named(name)
     run = Run.open(open_storage(settings.storage.url), settings.run)
     folder = run.drafter_dir(settings.trainer.drafter)
-    checkpoint = _newest(folder / "checkpoints")
-    config, tensors = drafters.load(checkpoint)
+    newest = checkpoint.latest(folder)
+    if newest is None:
+        raise DrafterError(f"{folder} has no whole checkpoint: train first with `draftfleet train --run {run.name}`.")
+    config, tensors = drafters.load(newest)
     dtype = _dtype(settings, config)
-    source = _Source(settings.trainer.drafter, int(checkpoint.name.removeprefix("step-")), config, tensors, dtype)
+    source = _Source(settings.trainer.drafter, checkpoint.step_of(newest), config, tensors, dtype)
     return {name: _export_one(source, name, folder / "export" / name) for name in names}
-
-
-def _newest(checkpoints: Path) -> Path:
-    complete = [path for path in checkpoints.glob("step-*") if (path / "drafter.safetensors").exists()]
-    if not complete:
-        raise DrafterError(f"{checkpoints} holds no checkpoint: train first with `draftfleet train`.")
-    return max(complete, key=lambda path: int(path.name.removeprefix("step-")))
 
 
 def _dtype(settings: Settings, config: DrafterConfig) -> str:
