@@ -153,8 +153,8 @@ def train(
     It may start before its samples are there: it follows them as they come.
     """
     settings = read(ctx)
-    _role("train")(settings)
-    results.show(settings.run, "training queued", {"drafter": settings.trainer.drafter})
+    said = _role("train")(settings)
+    results.show(settings.run, said, {"drafter": settings.trainer.drafter})
 
 
 @app.command()
@@ -198,7 +198,7 @@ def export(
     drafter: Drafter = None,
     target: Target = None,
     formats: Annotated[
-        list[str] | None, typer.Option("--format", metavar="NAME", help="vllm or sglang. Repeatable. Unset: both.")
+        list[str] | None, typer.Option("--format", metavar="NAME", help="vllm or sglang. Repeatable. Unset: all.")
     ] = None,
     config: Config = None,
     run: Run = None,
@@ -207,7 +207,7 @@ def export(
 ) -> None:
     """Write the folders that engines serve."""
     settings = read(ctx)
-    results.show(settings.run, "exported", _role("export")(settings, formats or ["vllm", "sglang"]))
+    results.show(settings.run, "exported", _role("export")(settings, formats or []))
 
 
 @app.command()

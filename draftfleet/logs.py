@@ -8,15 +8,24 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from typing import TextIO
 
 
 def setup(level: str = "INFO") -> None:
     """Send this package's events to standard error. Other libraries speak from WARNING on."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _ToStandardError()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(name)s: %(message)s", "%H:%M:%S"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     for name in ("draftfleet", "producer", "workers", "trainer"):
         logging.getLogger(name).setLevel(level)
+
+
+class _ToStandardError(logging.StreamHandler[TextIO]):
+    """Looks it up for each line: while a progress bar stands there, the bar puts the line above itself."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 def event(text: str, **fields: object) -> str:

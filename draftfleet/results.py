@@ -23,9 +23,9 @@ def _plain(result: Any) -> Any:
 
 
 def _text(value: Any) -> str:
+    if value is None or value in ([], {}):
+        return "-"
     match value:
-        case None:
-            text = "-"
         case bool():
             text = "yes" if value else "no"
         case int():

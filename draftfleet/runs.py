@@ -22,7 +22,7 @@ import time
 import uuid
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -66,7 +66,7 @@ class Counts:
         return self.ok + self.truncated + self.failed
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(*(a + b for a, b in zip(_fields(self), _fields(other), strict=True)))
+        return Counts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     @classmethod
     def of(cls, samples: Iterable[Sample]) -> Self:
@@ -79,10 +79,6 @@ class Counts:
             tokens += max(sample.completion_tokens, 0)
             mismatched += sample.outcome != "failed" and not sample.ids_match_usage
         return cls(ok, truncated, failed, tokens, mismatched)
-
-
-def _fields(counts: Counts) -> tuple[int, ...]:
-    return counts.ok, counts.truncated, counts.failed, counts.tokens, counts.mismatched
 
 
 class Run:
@@ -152,7 +148,7 @@ class Run:
         path = self._prompts(parent)
         raw = self.storage.read(path)
         try:
-            prompts = [Prompt.from_json(line) for line in gzip.decompress(raw).decode().splitlines()]
+            prompts = [Prompt.from_json(line) for line in _lines(gzip.decompress(raw).decode())]
         except (ValueError, TypeError, EOFError, OSError) as error:
             raise CorruptFile(f"{self.storage.url}/{path} cannot be read: {error}. Restore it from a copy.") from None
         return prompts if row is None else [prompts[row]]
@@ -248,7 +244,7 @@ class Run:
         except FileNotFoundError:
             return []
         samples: list[Sample] = []
-        for line in raw.decode(errors="replace").splitlines():
+        for line in _lines(raw.decode(errors="replace")):
             try:
                 samples.append(Sample.from_json(line))
             except (ValueError, TypeError):
@@ -343,6 +339,11 @@ def best(samples: Iterable[Sample]) -> dict[str, Sample]:
         if held is None or _RANK[sample.outcome] < _RANK[held.outcome]:
             chosen[sample.row_key] = sample
     return chosen
+
+
+def _lines(text: str) -> list[str]:
+    """Not `splitlines`: that also breaks at U+2028 and its like, which JSON leaves inside a text."""
+    return [line for line in text.split("\n") if line]
 
 
 def _json(value: dict[str, Any]) -> bytes:

@@ -205,6 +205,14 @@ class Evaluation(Section):
     max_tokens: PositiveInt = Field(default=256, description="Longest completion in tokens.")
 
 
+class Export(Section):
+    """The drafter as a folder that engines serve."""
+
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        default="auto", description="Of the exported weights. auto: the target's, which engines convert to anyway."
+    )
+
+
 class Flower(Section):
     """The web page on the workers."""
 
@@ -233,6 +241,7 @@ class Settings(BaseSettings):
     claims: Claims = Field(default_factory=Claims)
     trainer: Trainer = Field(default_factory=Trainer)
     evaluation: Evaluation = Field(default_factory=Evaluation)
+    export: Export = Field(default_factory=Export)
     flower: Flower = Field(default_factory=Flower)
 
     @property

@@ -88,23 +88,16 @@ class TargetTokenizer:
     def _candidates(
         self, messages: Conversation, answer: JSON, tools: list[JSON] | None, switches: JSON, *, cut: bool
     ) -> Iterator[str]:
-        """Texts that the answer may have been, the likeliest first."""
+        """Texts that the answer may have been, the likeliest first: as the template writes it, then as models do."""
         prompt = self._render(messages, tools, switches)
         rendered = self._render([*messages, answer], tools, switches, generation_prompt=False)
-        end = self.end_of_turn
-        if rendered.startswith(prompt):
-            turn = rendered[len(prompt) :].partition(end)[0]
-        else:
-            turn = None
         reasoning, content = answer["reasoning_content"], answer["content"]
-        is_open = prompt.rstrip().endswith(OPEN)
-        texts = _texts(reasoning, content, is_open=is_open)
-        if turn is not None and (answer.get("tool_calls") or (reasoning and content)):
-            texts = [turn, *texts]
-        ends = ["", end] if cut else [end, ""]
-        for last in ends:
-            for text in texts:
-                yield text + last
+        # A template writes a whole turn: an empty thought where there was none, and a thought that was cut as closed.
+        if rendered.startswith(prompt) and (answer.get("tool_calls") or (reasoning and content)):
+            turn, _, _ = rendered[len(prompt) :].partition(self.end_of_turn)
+            yield turn if cut else turn + self.end_of_turn
+        for text in _texts(reasoning, content, is_open=prompt.rstrip().endswith(OPEN), cut=cut):
+            yield text if cut else text + self.end_of_turn
 
     def _render(
         self, messages: Conversation, tools: list[JSON] | None, switches: JSON, *, generation_prompt: bool = True
@@ -169,15 +162,17 @@ def _switches(thinking: bool | None, template_kwargs: JSON | None) -> JSON:
     return ({} if thinking is None else {"enable_thinking": thinking}) | (template_kwargs or {})
 
 
-def _texts(reasoning: str, content: str, *, is_open: bool) -> list[str]:
+def _texts(reasoning: str, content: str, *, is_open: bool, cut: bool) -> list[str]:
     """The thought in its marks and the answer after it. `is_open`: the prompt has opened the thought already."""
     start = "" if is_open else f"{OPEN}\n"
-    closed = [f"{start}{reasoning}\n{CLOSE}\n\n{content}", f"{start}{reasoning}{CLOSE}\n\n{content}"]
     if not reasoning:
         return [content, f"{start}\n{CLOSE}\n\n{content}"]
-    if not content:
-        return [f"{start}{reasoning}", f"{start}{reasoning}\n", f"{start}{reasoning}\n{CLOSE}", *closed]
-    return closed
+    if content:
+        return [f"{start}{reasoning}\n{CLOSE}\n\n{content}", f"{start}{reasoning}{CLOSE}\n\n{content}"]
+    if cut:
+        # Servers strip the thought: one token more than this is a space or a line break, nobody can tell which.
+        return [f"{start}{reasoning}"]
+    return [f"{start}{reasoning}{rest}" for rest in ("", "\n", f"\n{CLOSE}", f"\n{CLOSE}\n\n", CLOSE)]
 
 
 def _plain(message: JSON) -> JSON:

@@ -26,6 +26,7 @@ KNOWN_FIELDS = {*REASONING_FIELDS, "role", "content", "refusal", "name", "tool_c
 
 QUESTION = "A train leaves at 9:40 and needs 95 minutes. When does it arrive? Think before you answer."
 """Asked where the real prompt got an answer without a thought: some models think only where it helps."""
+QUESTION_TRIES = 4
 
 HEADROOM = 1.5
 """Under load a token takes longer than the canary's. A timeout below this many times its time is warned of."""
@@ -150,11 +151,12 @@ class _Canary:
         return await self.check_thought() if self.sampling.thinking is True else []
 
     async def check_thought(self) -> list[str]:
-        """The real prompt got no thought: ask for one."""
+        """The real prompt got no thought: ask for one, a few times, since a model may answer differently each time."""
         asked = replace(self.prompt, messages=[{"role": "user", "content": QUESTION}], tools=None)
-        _, completion, _ = await replace(self, prompt=asked).ask()
-        if completion.reasoning:
-            return [f"the model at {self.server} does not think about every prompt, though sampling.thinking is true"]
+        for _ in range(QUESTION_TRIES):
+            _, completion, _ = await replace(self, prompt=asked).ask()
+            if completion.reasoning:
+                return [f"the model at {self.server} does not think each time, though sampling.thinking is true"]
         raise Mismatch(
             f"server {self.server} sends no reasoning, and sampling.thinking is true: its chat template must know "
             "enable_thinking, and it needs the reasoning parser of its model (vLLM: --reasoning-parser). A model that "

@@ -23,14 +23,18 @@ MAY_IMPORT = {
 }
 """Roles import the contract, never each other. The contract imports no role: the command line names them as text."""
 
+ENGINES = ("workers/", "draftfleet/testing", "trainer/targets/vllm.py")
+"""Who speaks to inference servers, or plays one."""
+
 AT_HOME_IN = {
     "torch": ("trainer/",),
     "safetensors": ("trainer/",),
     "tensorboard": ("trainer/",),
     "transformers": ("trainer/", "draftfleet/tokens.py"),
-    "openai": ("workers/", "draftfleet/testing.py", "trainer/targets/vllm.py"),
-    "httpx": ("workers/", "draftfleet/testing.py", "trainer/targets/vllm.py"),
-    "aiohttp": ("workers/", "draftfleet/testing.py", "trainer/targets/vllm.py"),
+    "openai": ENGINES,
+    "httpx": ENGINES,
+    "httpx2": ENGINES,
+    "aiohttp": ENGINES,
     "datasets": ("producer/", "trainer/data.py"),
 }
 """From package to the only places that may import it."""

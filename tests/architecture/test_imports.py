@@ -57,3 +57,9 @@ def test_importing_a_package_starts_nothing(package: str, tmp_path: Path) -> Non
         "torch": package == "trainer",
     }
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_training_can_be_asked_for_where_no_torch_is_installed() -> None:
+    code = "import sys; sys.modules['torch'] = None; import trainer.tasks"
+
+    subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(ROOT)}, timeout=60, check=True)

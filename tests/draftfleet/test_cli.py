@@ -29,7 +29,7 @@ HEAVY = ("torch", "transformers", "celery", "kombu", "redis", "openai", "httpx",
 
 ROLE = """
 import signal, sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from draftfleet import errors
 
@@ -38,14 +38,21 @@ class Report:
     prompts: int
     rate: float
     exported: dict
+    per_position: tuple = (0.9, 0.75)
+    reasons: dict = field(default_factory=dict)
+    lossless: bool = True
 
 def succeed(settings, **flags):
     print("progress", flags, file=sys.stderr)
     return Report(prompts=1500, rate=2.0, exported={"vllm": Path(settings.producer.data)})
 
-def repeat(settings, **flags):
-    print(settings.model_dump_json(), file=sys.stderr)
-    return {} if "progress" in flags else 0
+def repeat_and_return(value):
+    def repeat(settings, *args, **flags):
+        print(settings.model_dump_json(), file=sys.stderr)
+        return value
+    return repeat
+
+code, text, fields = repeat_and_return(0), repeat_and_return("queued"), repeat_and_return({})
 
 def wait(settings, **flags):
     print("waiting", file=sys.stderr, flush=True)
@@ -135,10 +142,27 @@ def test_a_result_is_one_json_line_on_stdout_and_a_summary_on_stderr(
     result = call("succeed", "produce", "x.jsonl", "--run", "r1", command=command)
 
     assert result.returncode == 0
-    assert json.loads(result.stdout) == {"run": "r1", "prompts": 1500, "rate": 2.0, "exported": {"vllm": "x.jsonl"}}
+    assert json.loads(result.stdout) == {
+        "run": "r1",
+        "prompts": 1500,
+        "rate": 2.0,
+        "exported": {"vllm": "x.jsonl"},
+        "per_position": [0.9, 0.75],
+        "reasons": {},
+        "lossless": True,
+    }
     assert result.stdout.count("\n") == 1
-    assert "1,500" in result.stderr
-    assert "'progress': False" in result.stderr, "no bars where standard error is no terminal"
+    assert [line.split(maxsplit=1) for line in result.stderr.splitlines() if "per position" not in line] == [
+        ["progress", "{'progress': False}"],
+        ["produced"],
+        ["run", "r1"],
+        ["prompts", "1,500"],
+        ["rate", "2.000"],
+        ["exported", "vllm x.jsonl"],
+        ["reasons", "-"],
+        ["lossless", "yes"],
+    ]
+    assert "per position  0.900 / 0.750" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -228,6 +252,9 @@ def test_a_named_flag_wins_over_set_which_wins_over_the_environment_and_the_file
     assert (now["run"], now["storage.url"], now["worker.concurrency"]) == ("flag", "set", 2)
 
 
+RETURNS = {"produce": "fields", "evaluate": "fields", "export": "fields", "train": "text"}
+"""What the command line expects of a role: a result, a sentence, or an exit code."""
+
 FLAGS_OF: dict[str, tuple[str, dict[str, Any]]] = {
     "produce": (
         "D --model m --target t --storage s --run r --column c --split-column sc --heldout 0.5 --batch-size 3 "
@@ -273,7 +300,7 @@ def test_every_flag_reaches_its_knob(
 ) -> None:
     (tmp_path / "a_role.py").write_text(ROLE)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(cli.ROLES, verb, "a_role:repeat")
+    monkeypatch.setitem(cli.ROLES, verb, f"a_role:{RETURNS.get(verb, 'code')}")
     args, wanted = FLAGS_OF[verb]
 
     with pytest.raises(SystemExit) as exit_:
@@ -283,6 +310,23 @@ def test_every_flag_reaches_its_knob(
     assert exit_.value.code == 0, said
     settings = json.loads(said.splitlines()[0])
     assert {path: _at(settings, path) for path in wanted} == wanted
+
+
+@pytest.mark.parametrize("verb", cli.ROLES)
+def test_a_flag_that_is_not_given_leaves_its_knob_to_the_file(
+    verb: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a_role.py").write_text(ROLE)
+    (tmp_path / "draftfleet.toml").write_text(
+        "[producer]\nstrict = true\n[sampling]\nthinking = true\n[worker]\nservers = ['http://a:1']\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(cli.ROLES, verb, f"a_role:{RETURNS.get(verb, 'code')}")
+
+    with pytest.raises(SystemExit):
+        cli.app([verb])
+
+    assert json.loads(capsys.readouterr().err.splitlines()[0]) == load().model_dump(mode="json")
 
 
 def test_no_flag_is_left_without_a_test() -> None:

@@ -24,7 +24,7 @@ class Loss:
     """A loss as a sum, so that gradient accumulation is exact in tokens: divide by the tokens of the whole step."""
 
     total: Tensor  # scalar, summed over tokens
-    num_tokens: int
+    num_tokens: int  # with a loss; each of them has one at every draft step
     metrics: dict[str, Tensor]  # sums, each divided by `num_tokens` when logged: loss_0, accuracy_0, acceptance_0, ...
 
 
@@ -34,9 +34,9 @@ class Proposer(Protocol):
     def propose(self, ids: Tensor, hidden: Tensor, k: int) -> list[int]:
         """Draft `k` tokens greedily.
 
-        `ids` (n+1,) are the tokens whose hidden states are new, shifted left by one and ended by the token just chosen
-        by the target; `hidden` (n, K*D) are those states. With prompt x0..x4 and first answer token x5 the first call
-        gets ids [x1..x5] and the hidden states of positions 0..4. ids and hidden are equally long.
+        `hidden` (n, K*D) are the target's states that are new since the last call; `ids` (n,) are the tokens after
+        each, so that the last is the token just chosen by the target. With prompt x0..x4 and first answer token x5 the
+        first call gets the hidden states of positions 0..4 and ids [x1..x5].
         """
         ...
 

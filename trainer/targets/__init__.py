@@ -47,6 +47,7 @@ class Target(Protocol):
     layers: list[int]
     config: Any  # the Hugging Face text configuration of the target
     embedding: Tensor  # (V, D)
+    head: Tensor  # (V, D): output embedding
     device: torch.device
 
     def capture(self, batches: Iterable[list[Row]]) -> Iterator[list[Captured]]: ...

@@ -66,7 +66,8 @@ class Dialect(Protocol):
         tools: list[dict[str, Any]] | None = None,
         seed: int | None = None,
     ) -> dict[str, Any]:
-        """The JSON body of POST /v1/chat/completions. `sampling.extra_body` is merged last, so it wins."""
+        """The JSON body of POST /v1/chat/completions. `sampling.extra_body` is merged last, so it wins; of
+        `chat_template_kwargs` in it, each key does."""
         ...
 
     def parse(self, body: dict[str, Any]) -> Completion:

@@ -36,9 +36,10 @@ def request(
     body: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": sampling.max_tokens}
     optional = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": seed, "tools": tools or None}
     body |= {key: value for key, value in optional.items() if value is not None}
+    extra = dict(sampling.extra_body)
     if sampling.thinking is not None:
-        body["chat_template_kwargs"] = {"enable_thinking": sampling.thinking}
-    return body | sampling.extra_body
+        body["chat_template_kwargs"] = {"enable_thinking": sampling.thinking, **extra.pop("chat_template_kwargs", {})}
+    return body | extra
 
 
 def parse(body: dict[str, Any]) -> Completion:

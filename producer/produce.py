@@ -1,0 +1,266 @@
+"""From a data set to the queue: `draftfleet produce`. docs/producing.md says what it reads and counts.
+
+source -> reading (prompts, or a counted fault) -> ledger (new, or known) -> batches of a split
+       -> prompt shard -> reference in the queue                  at the end: sealed.json
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+import re
+import shlex
+import socket
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import redis
+from kombu.exceptions import KombuError
+from tenacity import RetryCallState, retry, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
+
+from draftfleet import tokens
+from draftfleet.errors import QueueError, RunMissing, SettingsError, TargetError
+from draftfleet.logs import event
+from draftfleet.queue import connect, make_app, publish
+from draftfleet.reconcile import Reconciler
+from draftfleet.records import Prompt
+from draftfleet.runs import Run
+from draftfleet.settings import Settings
+from draftfleet.storage import Storage, open_storage, probe
+from producer.batches import Batches, Publish, Writer, next_numbers
+from producer.lease import Lease
+from producer.ledger import Ledger
+from producer.progress import watched
+from producer.reading import Reading
+from producer.sources import Source, open_source
+
+log = logging.getLogger(__name__)
+
+QUEUE_FAULTS = (KombuError, redis.RedisError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What one pass over a data set met. `lines` = `prompts` + `duplicates` + `malformed` + `rejected`.
+
+    `prompts` are the distinct ones: `new` + `already` (in the run before), and `train` + `heldout`. The `run_` counts
+    and `overlap`, held-out prompts whose normalised text also stands among the train prompts, are of the whole run.
+    """
+
+    run: str
+    run_id: str
+    source: str
+    lines: int
+    prompts: int
+    new: int
+    already: int
+    duplicates: int
+    malformed: int
+    rejected: int
+    rejected_for: dict[str, int]
+    train: int
+    heldout: int
+    batches: int
+    run_prompts: int
+    run_train: int
+    run_heldout: int
+    run_batches: int
+    overlap: int
+    seconds: float
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+
+def produce(settings: Settings, *, progress: bool) -> Report:
+    """Add what is new in `producer.data` to the run, and seal it.
+
+    The first batches are in the queue before the data set has been read to its end. After a crash, run it again: no
+    prompt is lost or doubled. Raises SettingsError, DataError, RunConflict, RunBusy, StorageError or QueueError.
+    """
+    _check(settings)
+    source = open_source(settings.producer)
+    reading = Reading(source, settings.producer)
+    shared = open_storage(settings.storage.url)
+    probe(shared)
+    client, app = connect(settings), make_app(settings)
+    with watched(source, reading, enabled=progress), _queue_faults():
+        run, prompts = _open_run(shared, settings, source, iter(reading))
+        with Lease(client, run, settings.claims) as lease:
+            Reconciler(app, client, shared, settings.claims, [settings.model]).republish()
+            publish_batches = _patient(partial(publish, app, client, run, settings.model), settings.claims.ttl_s)
+            return fill(
+                run,
+                prompts,
+                reading,
+                batch_size=settings.producer.batch_size,
+                publish=publish_batches,
+                may_write=lease.check,
+            )
+
+
+def fill(
+    run: Run,
+    prompts: Iterator[Prompt],
+    reading: Reading,
+    *,
+    batch_size: int,
+    publish: Publish,
+    may_write: Callable[[], None],
+) -> Report:
+    """Write and publish the prompts that the run lacks, then seal it. `reading` counts what yields `prompts`."""
+    started = time.monotonic()
+    present = run.batches()
+    ledger = Ledger.of(run, present)
+    with Writer(run, publish, may_write) as writer:
+        batches = Batches(batch_size, next_numbers(present), writer.put)
+        for prompt in prompts:
+            if ledger.meet(prompt):
+                batches.add(prompt)
+        batches.close()
+    batches_written, seconds = writer.num_written, time.monotonic() - started
+    report = _report(run, reading, ledger, num_before=len(present), num_written=batches_written, seconds=seconds)
+    may_write()
+    run.seal(_totals(report, reading.source))
+    log.info(event("data set produced", **{k: v for k, v in asdict(report).items() if k != "rejected_for"}))
+    return report
+
+
+def _check(settings: Settings) -> None:
+    if not settings.producer.data:
+        raise SettingsError(
+            "producer.data is not set: name a .jsonl, .jsonl.gz or .parquet file, a folder, or a `datasets` data set."
+        )
+    if not settings.model:
+        raise SettingsError("target.model is not set: give the name under which the servers serve the target.")
+
+
+def _open_run(
+    shared: Storage, settings: Settings, source: Source, prompts: Iterator[Prompt]
+) -> tuple[Run, Iterator[Prompt]]:
+    """An existing run is checked first. A new one is made when there is a first prompt: a wrong file leaves none."""
+    content = content_of(settings)
+    try:
+        existing = Run.open(shared, settings.run)
+    except RunMissing:
+        prompts = chain([next(prompts)], prompts)
+        return Run.create(shared, settings.run, content, provenance_of(source)), prompts
+    pinned = existing.info.content.get("target.fingerprint")
+    if pinned is None or content["target.fingerprint"] is None:  # unknown on one side: there is nothing to compare
+        content["target.fingerprint"] = pinned
+    return Run.create(shared, settings.run, content, {}), prompts
+
+
+def content_of(settings: Settings) -> dict[str, Any]:
+    """What the run pins. Servers, concurrency, paths and the data set may change: a run can move, and grow."""
+    sampling = settings.sampling.model_dump(mode="json")
+    return {
+        "target.model": settings.model,
+        "target.fingerprint": _fingerprint(settings.target.path),
+        **{f"sampling.{key}": value for key, value in sampling.items()},
+        "producer.batch_size": settings.producer.batch_size,
+        "producer.heldout": settings.producer.heldout,
+        "producer.split_column": settings.producer.split_column,
+    }
+
+
+def provenance_of(source: Source) -> dict[str, Any]:
+    return {
+        "data.source": source.provenance,
+        "command": without_secrets(sys.argv),
+        "python": platform.python_version(),
+        "host": socket.gethostname(),
+    }
+
+
+def without_secrets(command: Sequence[str]) -> str:
+    """The command line with passwords in addresses, and values of keys that sound secret, left out."""
+    text = shlex.join(command)
+    text = re.sub(r"(?<=://)[^/\s]*@", "***@", text)
+    return re.sub(r"(?i)((?:password|api[-_]key|token|secret)[=\s]+)('[^']*'|\S+)", r"\1***", text)
+
+
+def _fingerprint(path: str) -> str | None:
+    """Of the target's tokenizer and template; None where this node has none."""
+    if not path:
+        return None
+    try:
+        return tokens.load(path).fingerprint()
+    except TargetError as error:
+        log.warning(event("target fingerprint unknown", path=path, why=error))
+        return None
+
+
+def _report(run: Run, reading: Reading, ledger: Ledger, *, num_before: int, num_written: int, seconds: float) -> Report:
+    report = Report(
+        run=run.name,
+        run_id=run.run_id,
+        source=reading.source.name,
+        lines=reading.lines,
+        prompts=ledger.new + ledger.already,
+        new=ledger.new,
+        already=ledger.already,
+        duplicates=ledger.duplicates,
+        malformed=reading.malformed,
+        rejected=reading.rejected.total(),
+        rejected_for=dict(reading.rejected),
+        train=ledger.pass_splits["train"],
+        heldout=ledger.pass_splits["heldout"],
+        batches=num_written,
+        run_prompts=ledger.run_splits.total(),
+        run_train=ledger.run_splits["train"],
+        run_heldout=ledger.run_splits["heldout"],
+        run_batches=num_before + num_written,
+        overlap=ledger.overlap,
+        seconds=seconds,
+    )
+    assert report.lines == report.prompts + report.duplicates + report.malformed + report.rejected, report
+    assert report.prompts == report.train + report.heldout, report
+    return report
+
+
+def _totals(report: Report, source: Source) -> dict[str, Any]:
+    """sealed.json: `prompts` and its fellows are of the whole run, `last_pass` is the report of this one."""
+    return {
+        "prompts": report.run_prompts,
+        "train": report.run_train,
+        "heldout": report.run_heldout,
+        "batches": report.run_batches,
+        "overlap": report.overlap,
+        "last_pass": asdict(report),
+        "last_source": source.provenance,
+        "sealed_at": time.time(),
+    }
+
+
+def _patient(publish_batches: Publish, patience_s: float) -> Publish:
+    """Publish again while Redis is away, as long as a lease lasts. Twice is harmless: a message is a hint."""
+
+    def note(attempt: RetryCallState) -> None:
+        log.warning(event("publishing failed, trying again", attempt=attempt.attempt_number))
+
+    return retry(
+        retry=retry_if_exception_type(QUEUE_FAULTS),
+        stop=stop_after_delay(patience_s),
+        wait=wait_exponential_jitter(initial=0.1, max=5),
+        before_sleep=note,
+        reraise=True,
+    )(publish_batches)
+
+
+@contextmanager
+def _queue_faults() -> Generator[None]:
+    try:
+        yield
+    except QUEUE_FAULTS as error:
+        raise QueueError(
+            f"Redis failed while the run was being filled: {error}. What is in the storage stays: once Redis answers, "
+            "produce again and it goes on; nothing is lost or doubled."
+        ) from error

@@ -1,0 +1,53 @@
+"""The bar on standard error: how far, how many lines a second, how many prompts, how long still."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from producer.reading import Reading
+from producer.sources import Source
+
+
+@contextmanager
+def watched(source: Source, reading: Reading, *, enabled: bool) -> Generator[None]:
+    """Show the bar while the block runs, if it is wanted and standard error is a terminal."""
+    if not (enabled and sys.stderr.isatty()):
+        yield
+        return
+    with _Bar(source, reading):
+        yield
+
+
+class _Bar(Progress):
+    """Looks at the source and the reading each time it is drawn: the reading knows nothing of it."""
+
+    def __init__(self, source: Source, reading: Reading) -> None:
+        # Before the base class is set up: it draws once while it is.
+        self._source = source
+        self._reading = reading
+        self._started = time.monotonic()
+        super().__init__(
+            TextColumn("producing"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[lines]:,} lines  {task.fields[rate]:,.0f}/s  {task.fields[prompts]:,} prompts"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self.add_task("producing", total=source.size, lines=0, rate=0.0, prompts=0)
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        reading = self._reading
+        rate = reading.lines / max(time.monotonic() - self._started, 1e-3)
+        prompts = reading.lines - reading.malformed - reading.rejected.total()
+        for bar in self.task_ids:
+            self.update(bar, completed=self._source.position, lines=reading.lines, rate=rate, prompts=prompts)
+        yield from super().get_renderables()

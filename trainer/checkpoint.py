@@ -1,0 +1,196 @@
+"""Checkpoints: a drafter folder with all that an exact resume needs beside it, put in place in one step.
+
+checkpoints/step-000200/drafter.json, drafter.safetensors    the drafter (trainer.drafter)
+                        state.pt                             optimizer, step, random states, data position, tokens
+                        journal.json                         the shards admitted, in order
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import random
+import shutil
+import zipfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from draftfleet.errors import CorruptFile, RunBusy, StorageUnwritable
+from draftfleet.logs import event
+from trainer import drafter
+from trainer.data import START, Journal, Position
+from trainer.drafter import DrafterConfig
+
+log = logging.getLogger(__name__)
+
+DRAFTER, WEIGHTS, STATE, JOURNAL = "drafter.json", "drafter.safetensors", "state.pt", "journal.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Where the training stands between two steps. `step` counts finished optimizer steps: the schedule's position."""
+
+    step: int = 0
+    tokens: int = 0
+    trained_tokens: int = 0
+    position: Position = START
+
+
+@dataclass(frozen=True, slots=True)
+class RandomStates:
+    """Of every generator that training may draw from."""
+
+    torch: Tensor
+    cuda: list[Tensor]
+    python: tuple[Any, ...]
+
+    @classmethod
+    def now(cls) -> Self:
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        return cls(torch.get_rng_state(), cuda, random.getstate())
+
+    def restore(self) -> None:
+        torch.set_rng_state(self.torch)
+        if self.cuda and len(self.cuda) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all(self.cuda)
+        random.setstate(self.python)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One that was read back, on the CPU."""
+
+    config: DrafterConfig
+    tensors: dict[str, Tensor]
+    state: State
+    optimizer: dict[str, Any]
+    random: RandomStates
+    journal: Journal
+
+
+def write(
+    folder: Path,
+    *,
+    config: DrafterConfig,
+    tensors: dict[str, Tensor],
+    state: State,
+    optimizer: dict[str, Any],
+    journal: Journal,
+    keep: int,
+    may_put: Callable[[], bool] = lambda: True,
+) -> Path:
+    """Put the checkpoint of `state.step` into a drafter's folder, and delete all but the latest `keep`.
+
+    Raises RunBusy if `may_put` denies it, just before it is put in place; StorageUnwritable on a full folder.
+    """
+    final = folder / "checkpoints" / _name(state.step)
+    staged = final.with_name(f".{final.name}.{os.getpid()}")
+    try:
+        shutil.rmtree(staged, ignore_errors=True)
+        drafter.save(staged, config, tensors)
+        random_states = RandomStates.now()
+        stored = {
+            "state": {**asdict(state), "position": list(state.position)},
+            "optimizer": optimizer,
+            "random": {"torch": random_states.torch, "cuda": random_states.cuda, "python": random_states.python},
+        }
+        with (staged / STATE).open("wb") as file:  # a file of ours, since torch's own hides why it could not write
+            torch.save(stored, file)
+        (staged / JOURNAL).write_text(json.dumps(journal.to_json(), indent=1) + "\n")
+        for path in (*staged.iterdir(), staged):
+            _sync(path)
+        if not may_put():
+            raise RunBusy(
+                f"checkpoint {final} was not put in place: another trainer holds the claim on this drafter. "
+                "This one stops; nothing of the other's work was touched."
+            )
+        if final.exists():  # one that could not be read, or it would have been resumed from
+            shutil.rmtree(final)
+        staged.rename(final)
+        _sync(final.parent)
+    except (OSError, SafetensorError) as error:
+        raise StorageUnwritable(
+            f"could not write checkpoint {final}: {error}. Make room or make it writable, then run `draftfleet train` "
+            "again: training goes on from the checkpoint before it."
+        ) from error
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+    _prune(folder, keep)
+    return final
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest whole checkpoint of a drafter's folder. Torn ones are left out, with a warning."""
+    for path in _all(folder):
+        fault = _fault(path)
+        if fault is None:
+            return path
+        log.warning(event("checkpoint left out", checkpoint=path, fault=fault))
+    return None
+
+
+def step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def read(path: Path) -> Checkpoint:
+    """Read a checkpoint back. Raises DrafterError or CorruptFile."""
+    config, tensors = drafter.load(path)
+    try:
+        stored = torch.load(path / STATE, map_location="cpu", weights_only=True)
+        fields: dict[str, Any] = stored["state"]
+        fields["position"] = Position(*fields["position"])
+        journal = Journal.from_json(json.loads((path / JOURNAL).read_text()))
+        return Checkpoint(
+            config, tensors, State(**fields), stored["optimizer"], RandomStates(**stored["random"]), journal
+        )
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError, EOFError, pickle.UnpicklingError) as error:
+        raise CorruptFile(
+            f"checkpoint {path} cannot be read: {error}. Delete it to resume from the one before."
+        ) from None
+
+
+def _name(step: int) -> str:
+    return f"step-{step:06d}"
+
+
+def _all(folder: Path) -> list[Path]:
+    """The newest first."""
+    found = (path for path in (folder / "checkpoints").glob("step-*") if path.name.removeprefix("step-").isdigit())
+    return sorted(found, key=step_of, reverse=True)
+
+
+def _fault(path: Path) -> str | None:
+    """What is wrong with a checkpoint, without reading its tensors."""
+    try:
+        for name in (DRAFTER, JOURNAL):
+            json.loads((path / name).read_text())
+        with safe_open(path / WEIGHTS, framework="pt"):
+            pass
+    except (OSError, ValueError, SafetensorError) as error:
+        return str(error)
+    return None if zipfile.is_zipfile(path / STATE) else f"{path / STATE} is missing or torn"
+
+
+def _prune(folder: Path, keep: int) -> None:
+    whole = (path for path in _all(folder) if _fault(path) is None)
+    for path in list(whole)[keep:]:
+        shutil.rmtree(path)
+    for path in (folder / "checkpoints").glob(".step-*"):  # what a writer that was killed left behind
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,158 @@
+"""The process that trains: started under a claim, watched, ended with its claim or its parent."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import redis
+
+from draftfleet import children
+from draftfleet.claims import Claims, Holding
+from draftfleet.errors import SettingsError, TrainingError
+from draftfleet.logs import event
+from draftfleet.runs import Run
+from draftfleet.settings import Settings, environment
+from trainer.progress import Progress
+
+log = logging.getLogger(__name__)
+
+CLAIM_TOKEN = "TRAINER_CLAIM_TOKEN"
+"""Environment variable of the child: the token of its claim, looked at before each checkpoint is put in place."""
+
+LOOK_S = 0.5
+REPORT_S = 3.0
+"""Seconds between task events: Flower keeps each in memory."""
+
+STOP_S = 45.0
+"""How long a child that was asked to stop may take for its checkpoint."""
+
+
+class Claim:
+    """The right to train one drafter, as long as it is renewed."""
+
+    def __init__(self, claims: Claims, name: str, token: str, renew_s: float) -> None:
+        self.name = name
+        self.token = token
+        self.is_lost = False
+        self._claims = claims
+        self._renew_s = renew_s
+        self._due = time.monotonic()
+
+    def renew_if_due(self, saved_steps: int) -> None:
+        """Steps that were saved under this claim count as progress: a later lapse is then no attempt."""
+        if self.is_lost or time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + self._renew_s
+        try:
+            answer = self._claims.renew({self.name: Holding(self.token, saved_steps)})[self.name]
+        except redis.RedisError as error:  # go on: nobody else can take it either
+            log.warning(event("claim not renewed", claim=self.name, error=error))
+            return
+        if answer == "lost":
+            self.is_lost = True
+            log.error(event("claim lost", claim=self.name))
+
+    def release(self) -> bool:
+        return self._claims.release(self.name, self.token)
+
+
+def check_processes(processes: int, accumulation: int) -> None:
+    """Raises SettingsError if a step has fewer batches than there are processes."""
+    if processes > accumulation:
+        raise SettingsError(
+            f"trainer.processes = {processes} is more than trainer.accumulation = {accumulation}: the batches of a "
+            "step are dealt out to the processes, so that their number changes the speed and not the result. "
+            f"Set trainer.accumulation to {processes} or a multiple of it."
+        )
+
+
+def command(processes: int) -> list[str]:
+    """The training process, or torchrun with one per GPU."""
+    launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"] if processes > 1 else []
+    return [sys.executable, "-m", *launcher, "trainer.train", "--tied"]
+
+
+def supervise(
+    run: Run, settings: Settings, claim: Claim, *, stop: threading.Event, report: Callable[[str], object]
+) -> str:
+    """Have the drafter trained by a child until it ends, the claim is lost or `stop` is set. Returns how it ended.
+
+    Raises TrainingError, with what the child said last, if it failed.
+    """
+    drafter = settings.trainer.drafter
+    output = run.drafter_dir(drafter) / "train.log"
+    said_before = output.stat().st_size if output.exists() else 0
+    child = children.spawn(
+        command(settings.trainer.processes), log=output, env=environment(settings) | {CLAIM_TOKEN: claim.token}
+    )
+    log.info(event("training begun", run=run.name, drafter=drafter, process=child.pid, log=output))
+    try:
+        _watch(child, run, drafter, claim, stop=stop, report=report)
+    finally:
+        code = children.stop(child, grace_s=0)
+    shown = str(Progress.read(run, drafter) or "no step yet")
+    if claim.is_lost:
+        raise TrainingError(f"drafter {drafter} of run {run.name} was taken over by another trainer, at {shown}.")
+    if code == 0:
+        log.info(event("training finished", run=run.name, drafter=drafter, at=shown))
+        return f"finished: {shown}"
+    if stop.is_set():
+        log.info(event("training stopped", run=run.name, drafter=drafter, at=shown))
+        return f"stopped: {shown}"
+    raise TrainingError(
+        f"training of drafter {drafter} of run {run.name} ended with {_ending(code)} at {shown}:\n"
+        f"{_last_words(output, said_before)}\n"
+        f"All it said is in {output}. `draftfleet train` goes on from its latest checkpoint."
+    )
+
+
+def _watch(
+    child: subprocess.Popen[bytes],
+    run: Run,
+    drafter: str,
+    claim: Claim,
+    *,
+    stop: threading.Event,
+    report: Callable[[str], object],
+) -> None:
+    """Renew the claim and report, until the child ended or would not."""
+    progress = Progress.read(run, drafter)
+    saved_before = progress.checkpoint_step if progress else 0
+    report_due, deadline = time.monotonic(), math.inf
+    while child.poll() is None and time.monotonic() < deadline:
+        claim.renew_if_due(progress.checkpoint_step - saved_before if progress else 0)
+        if deadline == math.inf and (claim.is_lost or stop.is_set()):
+            child.terminate()
+            deadline = time.monotonic() + STOP_S
+        if time.monotonic() >= report_due and progress:
+            report(str(progress))
+            report_due = time.monotonic() + REPORT_S
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(LOOK_S)
+        progress = Progress.read(run, drafter) or progress
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    hint = " (out of memory, if nobody killed it)" if code == -signal.SIGKILL else ""
+    return f"signal {signal.Signals(-code).name}{hint}"
+
+
+def _last_words(output: Path, said_before: int, count: int = 15) -> str:
+    """The child's error message, or its last lines if it could not give one."""
+    with output.open("rb") as file:
+        file.seek(said_before)
+        lines = file.read().decode(errors="replace").splitlines()
+    errors = [number for number, line in enumerate(lines) if line.startswith("error: ")]
+    words = lines[errors[0] :][:count] if errors else lines[-count:]
+    return "\n".join(words) or "(it said nothing)"

@@ -1,0 +1,298 @@
+"""From sample shards to batches of training rows, in an order that can be replayed.
+
+The feed follows the shards of a run as they land. What it admits at one look is written in the journal, and the order
+of the rows depends on the seed, the journal and the position alone: a resumed training sees the same batches again.
+
+    epoch 0    admission after admission, as they came; it waits for more while the run is not complete
+    epoch 1..  all rows, shuffled anew
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from threading import Event
+from typing import Any, Literal, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from draftfleet.errors import CorruptFile, TrainingError
+from draftfleet.logs import event
+from draftfleet.records import Sample
+from draftfleet.runs import Run, best, parent_of, split_of
+from draftfleet.settings import Trainer
+from trainer.targets import Row
+from trainer.team import Team
+
+log = logging.getLogger(__name__)
+
+MIN_COMPLETION_TOKENS = 3
+"""A draft takes one token of the answer as input and the next as label; the target itself gives the first."""
+
+SHARDS_PER_ADMISSION = 64
+"""So that training on a run with a long backlog starts after reading this many shards, not all of them."""
+
+WINDOW_ROWS = 256
+"""Rows are sorted by length among this many shuffled neighbours: little padding, and still a shuffled order."""
+
+Reason = Literal["failed", "heldout", "ids_differ_from_usage", "outside_vocabulary", "too_short"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A sample that is trained on, at 4 bytes a token."""
+
+    key: str
+    ids: Tensor  # (T,) int32
+    num_prompt_tokens: int
+
+    def row(self) -> Row:
+        mask = torch.ones(len(self.ids), dtype=torch.bool)
+        mask[: self.num_prompt_tokens] = False
+        return Row(self.key, self.ids.long(), mask)
+
+
+class Position(NamedTuple):
+    """The next batch. `part` is an admission in epoch 0, and 0 in every later epoch."""
+
+    epoch: int
+    part: int
+    batch: int
+
+
+START = Position(0, 0, 0)
+
+
+@dataclass(slots=True)
+class Journal:
+    """The shards that were admitted, look by look. `complete` once epoch 0 has met the end of the run."""
+
+    admissions: list[list[str]] = field(default_factory=list[list[str]])
+    complete: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        return cls(**value)
+
+
+class Step(NamedTuple):
+    """The batches of one optimizer step, over all processes, and where the next step begins."""
+
+    batches: list[list[Kept]]
+    then: Position
+
+
+class Look(NamedTuple):
+    """What process 0 saw in the run's folder."""
+
+    shards: list[str]
+    complete: bool
+    stop: bool
+
+
+def training_row(sample: Sample, *, max_tokens: int, vocab_size: int) -> Kept | Reason:
+    """The exact ids of a sample, cut to `max_tokens`; or why it is not trained on."""
+    if sample.split != "train":
+        return "heldout"
+    if sample.outcome == "failed":
+        return "failed"
+    if not sample.ids_match_usage:
+        return "ids_differ_from_usage"
+    ids = (sample.prompt_token_ids + sample.token_ids)[:max_tokens]
+    num_prompt_tokens = len(sample.prompt_token_ids)
+    if num_prompt_tokens == 0 or len(ids) - num_prompt_tokens < MIN_COMPLETION_TOKENS:
+        return "too_short"
+    if min(ids) < 0 or max(ids) >= vocab_size:
+        return "outside_vocabulary"
+    return Kept(sample.row_key, torch.tensor(ids, dtype=torch.int32), num_prompt_tokens)
+
+
+def plan(rows: Sequence[Kept], batch_tokens: int, seed: str) -> list[list[Kept]]:
+    """Cut rows into batches of at most `batch_tokens`, padding included, in an order that depends on the seed alone.
+
+    No row may be longer than `batch_tokens`.
+    """
+    dice = random.Random(seed)
+    shuffled = dice.sample(rows, len(rows))
+    batches: list[list[Kept]] = []
+    for start in range(0, len(shuffled), WINDOW_ROWS):
+        window = list(_cut(sorted(shuffled[start : start + WINDOW_ROWS], key=lambda row: len(row.ids)), batch_tokens))
+        batches += dice.sample(window, len(window))
+    return batches
+
+
+def _cut(rows: Sequence[Kept], batch_tokens: int) -> Iterator[list[Kept]]:
+    """Rows come from short to long, so the newest is the one that all others are padded to."""
+    batch: list[Kept] = []
+    for row in rows:
+        if batch and (len(batch) + 1) * len(row.ids) > batch_tokens:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+class Feed:
+    """The rows of a run, admitted as their shards land. The same on every process of the team."""
+
+    def __init__(
+        self,
+        run: Run,
+        knobs: Trainer,
+        vocab_size: int,
+        team: Team,
+        *,
+        journal: Journal | None = None,
+        stop: Event | None = None,
+        on_wait: Callable[[Feed], None] = lambda _: None,
+    ) -> None:
+        self.journal = Journal()
+        self.corrupt: set[str] = set()
+        self.waited_s = 0.0
+        self._run = run
+        self._knobs = knobs
+        self._max_tokens = min(knobs.max_length, knobs.batch_tokens)
+        self._vocab_size = vocab_size
+        self._team = team
+        self._stop = stop or Event()
+        self._on_wait = on_wait
+        self._rows: list[list[Kept]] = []
+        self._admitted: set[str] = set()
+        self._refused: dict[str, Reason] = {}
+        self._heldout: dict[str, int] = {}
+        self._fetched: dict[str, list[Sample]] = {}
+        self._replay(journal or Journal())
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._admitted)
+
+    @property
+    def not_trained(self) -> dict[str, int]:
+        """Rows that are not trained on, by reason."""
+        counts = Counter[str](self._refused.values())
+        # A batch that was split may have a shard of its own and shards of its single rows.
+        counts["heldout"] += sum(
+            rows
+            for batch, rows in self._heldout.items()
+            if parent_of(batch)[1] is None or parent_of(batch)[0] not in self._heldout
+        )
+        return {reason: count for reason, count in sorted(counts.items()) if count}
+
+    def steps(self, position: Position, num_batches: int) -> Iterator[Step]:
+        """Steps of `num_batches` batches each, without end; it ends when the stop flag is set during a wait.
+
+        Raises TrainingError if the run is complete and has no row to train on.
+        """
+        batches = self._batches(position)
+        while len(step := list(islice(batches, num_batches))) == num_batches:
+            yield Step([rows for rows, _ in step], step[-1][1])
+
+    def _batches(self, position: Position) -> Iterator[tuple[list[Kept], Position]]:
+        epoch, part, first = position
+        while True:
+            if epoch == 0 and part == len(self._rows) and not self.journal.complete and not self._follow():
+                return
+            if epoch == 0 and part == len(self._rows):
+                self._refuse_if_empty()
+                epoch, part, first = 1, 0, 0
+            rows = self._rows[part] if epoch == 0 else [row for rows in self._rows for row in rows]
+            order = plan(rows, self._knobs.batch_tokens, f"{self._knobs.seed} {epoch} {part}")
+            for number, batch in enumerate(order[first:], start=first):
+                yield batch, Position(epoch, part, number + 1)
+            epoch, part, first = (0, part + 1, 0) if epoch == 0 else (epoch + 1, 0, 0)
+
+    def _follow(self) -> bool:
+        """Wait until shards landed or the run is complete. False if asked to stop."""
+        began = time.monotonic()
+        while True:
+            look = self._team.share(self._look() if self._team.leads else None)
+            if look.stop:
+                return False
+            if look.shards or look.complete:
+                self._admit(look.shards)
+                self.journal.complete = look.complete
+                self.waited_s += time.monotonic() - began
+                return True
+            self._on_wait(self)
+            self._stop.wait(self._knobs.poll_s)
+
+    def _look(self) -> Look:
+        """What is new. A corrupt shard is left out until it has been moved aside and done again."""
+        if self._stop.is_set():
+            return Look([], complete=False, stop=True)
+        # Asked before the listing, so that a run found finished has no shard that the listing lacks.
+        finished = self._run_is_finished()
+        done = self._run.done()
+        self._count_heldout(done)
+        self.corrupt &= set(done)
+        known = {shard for shards in self.journal.admissions for shard in shards} | self.corrupt
+        new = [batch for batch in done if split_of(batch) == "train" and batch not in known]
+        taken = new[:SHARDS_PER_ADMISSION]
+        self._fetched = {batch: samples for batch in taken if (samples := self._read(batch)) is not None}
+        return Look(list(self._fetched), complete=finished and not new, stop=False)
+
+    def _run_is_finished(self) -> bool:
+        """Whether no more shards of training rows will come."""
+        return self._run.sealed() is not None and all(split_of(batch) != "train" for batch in self._run.outstanding())
+
+    def _read(self, batch: str) -> list[Sample] | None:
+        try:
+            return self._run.read_samples(batch)
+        except (CorruptFile, FileNotFoundError) as error:
+            self.corrupt.add(batch)
+            log.error(event("shard skipped", run=self._run.name, batch=batch, error=error))
+            return None
+
+    def _count_heldout(self, done: Sequence[str]) -> None:
+        for batch in done:
+            if split_of(batch) == "heldout" and batch not in self._heldout:
+                try:
+                    self._heldout[batch] = self._run.counts(batch).rows
+                except (CorruptFile, FileNotFoundError) as error:
+                    self._heldout[batch] = 0
+                    log.warning(event("held-out shard not counted", run=self._run.name, batch=batch, error=error))
+
+    def _admit(self, shards: list[str]) -> None:
+        """Take the rows of these shards, in the order of the list. A row that was admitted before stays as it was."""
+        samples = [sample for shard in shards for sample in self._fetched.pop(shard, None) or self._read(shard) or []]
+        rows: list[Kept] = []
+        for key, sample in best(samples).items():
+            if key in self._admitted:
+                continue
+            row = training_row(sample, max_tokens=self._max_tokens, vocab_size=self._vocab_size)
+            if isinstance(row, Kept):
+                rows.append(row)
+                self._admitted.add(key)
+                self._refused.pop(key, None)
+            else:
+                self._refused[key] = row
+        if shards:
+            self.journal.admissions.append(shards)
+            self._rows.append(rows)
+            log.info(event("shards admitted", run=self._run.name, shards=len(shards), rows=len(rows)))
+
+    def _replay(self, journal: Journal) -> None:
+        for shards in journal.admissions:
+            self._admit(shards)
+        self.journal.complete = journal.complete
+        if self.journal.complete and self._team.leads:
+            self._count_heldout(self._run.done())
+
+    def _refuse_if_empty(self) -> None:
+        if not self._admitted:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in self.not_trained.items()) or "no samples"
+            raise TrainingError(
+                f"run {self._run.name} is complete and has no row to train on ({reasons}). Rows need exact token ids "
+                "that match usage, the train split and the target's vocabulary: see `draftfleet status`."
+            )

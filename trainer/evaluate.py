@@ -1,0 +1,304 @@
+"""How good a drafter is: greedy draft-and-verify on held-out prompts, beside plain greedy decoding.
+
+acceptance length   1 + accepted / drafts over all prompts together: the tokens that a pass of the target keeps,
+                    its own (the bonus token) included. At most k + 1. Counted as vLLM counts.
+per position        accepted at this position of a draft / drafts
+lossless            the tokens equal those of plain greedy decoding, in float32
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+from draftfleet import tokens
+from draftfleet.errors import DrafterError, TrainingError
+from draftfleet.logs import event
+from draftfleet.records import Prompt
+from draftfleet.runs import Run, split_of
+from draftfleet.settings import Settings
+from draftfleet.storage import open_storage
+from trainer import algorithms, checkpoint, drafter
+from trainer.algorithms import Algorithm
+from trainer.speculate import Answer, Limits, decode, decode_batch, decode_with_drafter
+from trainer.targets import hf
+from trainer.targets.hf import HfTarget
+
+log = logging.getLogger(__name__)
+
+FILE = "evaluation.json"
+
+BATCH_PROMPTS = 32
+"""Prompts that are decoded plainly at once, for comparison."""
+
+TIMED_PROMPTS = 8
+"""Prompts that are also decoded plainly one by one, since speeds compare only at the same number of requests."""
+
+
+LOG_EVERY_S = 10
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """`drafts` are passes of the target that verified a draft. `prompts_too_long` leave no room for an answer.
+
+    `rechecked` prompts came out differently when they were decoded plainly in a batch, whose sums run in another order,
+    and were compared again with plain decoding alone. Speeds are of one request at a time, over `timed_prompts`.
+    """
+
+    run: str
+    drafter: str
+    checkpoint: str
+    k: int
+    prompts: int
+    prompts_too_long: int
+    tokens: int
+    drafts: int
+    drafted: int
+    accepted: int
+    acceptance_length: float
+    acceptance_per_position: list[float]
+    lossless: bool
+    lossless_prompts: int
+    rechecked: int
+    timed_prompts: int
+    tokens_per_s: float
+    plain_tokens_per_s: float
+    speedup: float
+    seconds: float
+    dtype: str = "float32"
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+
+def evaluate(settings: Settings, *, progress: bool, folder: Path | None = None) -> Evaluation:
+    """Judge the newest checkpoint of `trainer.drafter`, or the drafter in `folder`; write evaluation.json.
+
+    Raises DrafterError without a drafter, TargetError if it does not fit the target, TrainingError without prompts.
+    """
+    started = time.monotonic()
+    run = Run.open(open_storage(settings.storage.url), settings.run)
+    home = run.drafter_dir(settings.trainer.drafter)
+    found = folder or checkpoint.latest(home)
+    if found is None:
+        raise DrafterError(
+            f"run {run.name} has no checkpoint of drafter {settings.trainer.drafter} in {home}: train it with "
+            f"`draftfleet train --run {run.name}`, or name another with trainer.drafter."
+        )
+    algorithm, target = load(found, settings)
+    context_tokens = settings.target.context_tokens or int(target.config.max_position_embeddings)
+    limits = Limits(settings.evaluation.max_tokens, context_tokens)
+    asked = list(prompt_ids(run, settings))
+    prompts = [prompt for prompt in asked if limits.of(prompt) > 1]
+    if not prompts:
+        raise TrainingError(
+            f"run {run.name} has {len(asked)} held-out prompts, of which none leaves room for an answer: produce some "
+            "with producer.heldout above 0 or with a split column, or raise target.context_tokens."
+        )
+    log.info(event("evaluation started", run=run.name, drafter=found, prompts=len(prompts)))
+
+    with _tracking(progress) as track:
+        measured = measure(algorithm, target, prompts, limits=limits, k=settings.evaluation.k, track=track)
+    drafts, accepted, per_position = count(measured.answers, settings.evaluation.k)
+    equal = sum(answer.ids == ids for answer, ids in zip(measured.answers, measured.plain, strict=True))
+    evaluation = Evaluation(
+        run=run.name,
+        drafter=settings.trainer.drafter,
+        checkpoint=found.name,
+        k=settings.evaluation.k,
+        prompts=len(prompts),
+        prompts_too_long=len(asked) - len(prompts),
+        tokens=sum(len(answer.ids) for answer in measured.answers),
+        drafts=drafts,
+        drafted=sum(sum(answer.drafted) for answer in measured.answers),
+        accepted=accepted,
+        acceptance_length=1 + accepted / max(drafts, 1),
+        acceptance_per_position=per_position,
+        lossless=equal == len(prompts),
+        lossless_prompts=equal,
+        rechecked=measured.rechecked,
+        timed_prompts=measured.timed,
+        tokens_per_s=measured.tokens_per_s,
+        plain_tokens_per_s=measured.plain_tokens_per_s,
+        speedup=measured.tokens_per_s / measured.plain_tokens_per_s,
+        seconds=time.monotonic() - started,
+    )
+    _write(home / FILE, evaluation)
+    log.info(
+        event(
+            "evaluation done",
+            run=run.name,
+            acceptance_length=evaluation.acceptance_length,
+            lossless=f"{equal}/{len(prompts)}",
+            speedup=evaluation.speedup,
+            seconds=evaluation.seconds,
+        )
+    )
+    return evaluation
+
+
+class Track(Protocol):
+    """Pass items through, one by one, and show how many have passed."""
+
+    def __call__(self, items: Sequence[T], title: str) -> Iterable[T]: ...
+
+
+def untracked(items: Sequence[T], title: str) -> Iterable[T]:
+    return items
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Answers with the drafter and plain ones to the same prompts; speeds of the first `timed`, one by one."""
+
+    answers: list[Answer]
+    plain: list[list[int]]
+    rechecked: int
+    timed: int
+    tokens_per_s: float
+    plain_tokens_per_s: float
+
+
+def measure(
+    algorithm: Algorithm,
+    target: HfTarget,
+    prompts: list[list[int]],
+    *,
+    limits: Limits,
+    k: int,
+    track: Track = untracked,
+) -> Measured:
+    """Answer every prompt with the drafter and plainly."""
+    timed = min(TIMED_PROMPTS, len(prompts))
+
+    def with_drafter(prompt: list[int]) -> Answer:
+        return decode_with_drafter(target, algorithm.proposer(), prompt, limits, k)
+
+    def plainly(prompt: list[int]) -> list[int]:
+        return decode(target, prompt, limits)
+
+    first, first_s = _timed(with_drafter, track(prompts[:timed], "with drafter, timed"))
+    alone, alone_s = _timed(plainly, track(prompts[:timed], "plain, timed"))
+    answers = first + [with_drafter(prompt) for prompt in track(prompts[timed:], "with drafter")]
+    groups = [prompts[start : start + BATCH_PROMPTS] for start in range(timed, len(prompts), BATCH_PROMPTS)]
+    plain = alone + [ids for group in track(groups, "plain, in batches") for ids in decode_batch(target, group, limits)]
+    differing = [index for index in range(timed, len(prompts)) if plain[index] != answers[index].ids]
+    for index in track(differing, "plain again, alone"):
+        plain[index] = plainly(prompts[index])
+    return Measured(
+        answers,
+        plain,
+        rechecked=len(differing),
+        timed=timed,
+        tokens_per_s=sum(len(answer.ids) for answer in first) / first_s,
+        plain_tokens_per_s=sum(map(len, alone)) / alone_s,
+    )
+
+
+def count(answers: list[Answer], k: int) -> tuple[int, int, list[float]]:
+    """Drafts, accepted tokens, and the share of drafts that were accepted up to each position."""
+    kept = [accepted for answer in answers for accepted in answer.accepted]
+    return len(kept), sum(kept), [sum(one > position for one in kept) / max(len(kept), 1) for position in range(k)]
+
+
+def load(folder: Path, settings: Settings) -> tuple[Algorithm, HfTarget]:
+    """A drafter and its target, both in float32. Raises DrafterError or TargetError."""
+    config, tensors = drafter.load(folder)
+    float32 = settings.trainer.model_copy(update={"dtype": "float32"})
+    device = settings.trainer.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    target = hf.load(settings.model_copy(update={"trainer": float32}), config.layers, torch.device(device))
+    algorithm = algorithms.build(config, target)
+    try:
+        algorithm.drafter.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise DrafterError(f"{folder} does not fit its own drafter.json: {error}") from None
+    algorithm.drafter.eval()
+    return algorithm, target
+
+
+def prompt_ids(run: Run, settings: Settings) -> Iterator[list[int]]:
+    """The first `evaluation.prompts` held-out prompts: the ids that were served, where their batch is done; else the
+    target's tokenizer and the switches that the run pins."""
+    left = settings.evaluation.prompts
+    for batch in run.batches():
+        if split_of(batch) != "heldout" or left == 0:
+            continue
+        samples = run.read_samples(batch) if run.is_done(batch) else []
+        served = {sample.prompt_id: sample.prompt_token_ids for sample in samples}
+        for prompt in run.read_prompts(batch)[:left]:
+            yield served.get(prompt.prompt_id) or _render(run, settings, prompt)
+            left -= 1
+
+
+def _render(run: Run, settings: Settings, prompt: Prompt) -> list[int]:
+    pinned: dict[str, Any] = run.info.content
+    extra = pinned.get("sampling.extra_body", settings.sampling.extra_body)
+    return tokens.load(settings.target.path).prompt_ids(
+        prompt.messages,
+        prompt.tools,
+        thinking=pinned.get("sampling.thinking", settings.sampling.thinking),
+        template_kwargs=extra.get("chat_template_kwargs"),
+    )
+
+
+def _timed(function: Callable[[list[int]], T], prompts: Iterable[list[int]]) -> tuple[list[T], float]:
+    started = time.perf_counter()
+    results = [function(prompt) for prompt in prompts]
+    return results, time.perf_counter() - started
+
+
+@contextmanager
+def _tracking(progress: bool) -> Generator[Track]:
+    """Bars with rate and time left on a terminal, a log line now and then elsewhere."""
+    if not (progress and sys.stderr.isatty()):
+        yield _logged
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description:>20}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.speed:.2f}/s", justify="right"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+
+        def track(items: Sequence[T], title: str) -> Iterable[T]:
+            return bars.track(items, description=title)
+
+        yield track
+
+
+def _logged(items: Sequence[T], title: str) -> Iterable[T]:
+    started = spoken = time.monotonic()
+    for done, item in enumerate(items, 1):
+        yield item
+        now = time.monotonic()
+        if now - spoken >= LOG_EVERY_S:
+            spoken = now
+            left_s = (now - started) / done * (len(items) - done)
+            log.info(event("evaluation went on", what=title, done=done, of=len(items), left_s=round(left_s)))
+
+
+def _write(path: Path, evaluation: Evaluation) -> None:
+    """In one step, so that no reader sees half of it."""
+    staged = path.with_name(f".{path.name}.{os.getpid()}")
+    staged.write_text(evaluation.to_json())
+    os.replace(staged, path)

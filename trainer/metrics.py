@@ -1,0 +1,149 @@
+"""What a training says about itself: log lines, TensorBoard and progress.json. Only process 0 speaks."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from torch.utils.tensorboard.writer import SummaryWriter
+
+from draftfleet.logs import event
+from draftfleet.runs import Run
+from draftfleet.settings import Trainer
+from trainer.algorithms import Loss
+from trainer.checkpoint import State
+from trainer.data import Feed
+from trainer.progress import Progress
+from trainer.targets import Captured
+
+log = logging.getLogger(__name__)
+
+Sums = dict[str, float]
+"""Of a step: `stop`, `batches`, `row_tokens`, `tokens` (those with a loss), `loss`, and the algorithm's metrics."""
+
+
+def begin() -> Sums:
+    return {"stop": 0, "batches": 0, "row_tokens": 0, "tokens": 0, "loss": 0}
+
+
+def tally(sums: Sums, loss: Loss, captured: list[Captured]) -> None:
+    """Add one batch to the sums of its step."""
+    sums["batches"] += 1
+    sums["row_tokens"] += sum(len(one.row.ids) for one in captured)
+    sums["tokens"] += loss.num_tokens
+    sums["loss"] += float(loss.total.detach())
+    for name, value in loss.metrics.items():
+        sums[name] = sums.get(name, 0) + float(value)
+
+
+class Meter:
+    """Averages over the steps since the latest report."""
+
+    def __init__(self, run: Run, knobs: Trainer, state: State, *, speaks: bool) -> None:
+        self._run = run
+        self._knobs = knobs
+        self._speaks = speaks
+        self._window = Counter[str]()
+        self._since = time.monotonic()
+        self._waited_s = 0.0
+        self._progress = Progress(
+            step=state.step,
+            max_steps=knobs.max_steps,
+            checkpoint_step=state.step,
+            tokens=state.tokens,
+            trained_tokens=state.trained_tokens,
+        )
+        folder = run.drafter_dir(knobs.drafter) / "tensorboard"
+        # What a run that was cut off logged after its latest checkpoint is replaced, not shown twice.
+        self._board = SummaryWriter(str(folder), purge_step=state.step + 1) if speaks else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._board is not None:
+            self._board.close()
+
+    def add(self, sums: Sums) -> None:
+        self._window.update(sums)
+
+    def report(self, state: State, feed: Feed, *, rate: float, norm: float) -> None:
+        """Log the averages and begin anew."""
+        tokens = max(self._window["tokens"], 1)
+        averages = {name: value / tokens for name, value in self._window.items() if name not in begin()}
+        loss = self._window["loss"] / tokens
+        accuracy = _by_position(averages)
+        busy_s = time.monotonic() - self._since - (feed.waited_s - self._waited_s)
+        tokens_per_s = self._window["row_tokens"] / max(busy_s, 1e-9)
+        self._progress = replace(
+            self._progress,
+            step=state.step,
+            tokens=state.tokens,
+            trained_tokens=state.trained_tokens,
+            loss=loss,
+            accuracy=accuracy,
+            tokens_per_s=tokens_per_s,
+        )
+        log.info(
+            event(
+                "steps done",
+                run=self._run.name,
+                step=f"{state.step}/{self._knobs.max_steps}",
+                loss=loss,
+                accuracy="/".join(f"{value:.3f}" for value in accuracy),
+                lr=rate,
+                grad_norm=norm,
+                tokens_per_s=tokens_per_s,
+            )
+        )
+        self._plot(state.step, {**averages, "loss": loss, "lr": rate, "grad_norm": norm, "tokens_per_s": tokens_per_s})
+        self._window.clear()
+        self._since, self._waited_s = time.monotonic(), feed.waited_s
+        self._write(feed, waiting=False)
+
+    def saved(self, state: State, feed: Feed) -> None:
+        """Say that the checkpoint of this state is in place."""
+        log.info(event("checkpoint written", run=self._run.name, drafter=self._knobs.drafter, step=state.step))
+        self._progress = replace(
+            self._progress,
+            step=state.step,
+            tokens=state.tokens,
+            trained_tokens=state.trained_tokens,
+            checkpoint_step=state.step,
+            finished=state.step == self._knobs.max_steps,
+        )
+        self._write(feed, waiting=False)
+
+    def waiting(self, feed: Feed) -> None:
+        """Say, once for each wait, that there is nothing to train on."""
+        if not self._progress.waiting:
+            log.info(event("waiting for samples", run=self._run.name, rows=feed.num_rows))
+            self._write(feed, waiting=True)
+
+    def _write(self, feed: Feed, *, waiting: bool) -> None:
+        self._progress = replace(
+            self._progress,
+            rows_admitted=feed.num_rows,
+            rows_not_trained=feed.not_trained,
+            corrupt_shards=len(feed.corrupt),
+            waiting=waiting,
+        )
+        if self._speaks:
+            self._progress.write(self._run, self._knobs.drafter)
+
+    def _plot(self, step: int, values: dict[str, float]) -> None:
+        if self._board is not None:
+            for name, value in values.items():
+                self._board.add_scalar(name, value, step)
+
+
+def _by_position(averages: dict[str, float]) -> list[float]:
+    """`accuracy_0`, `accuracy_1`, ... in their order."""
+    names = sorted((name for name in averages if name.startswith("accuracy_")), key=lambda name: int(name[9:]))
+    return [averages[name] for name in names]

@@ -1,0 +1,288 @@
+"""The training loop: rows from the feed, hidden states from the target, a loss from the algorithm, one step at a time.
+
+    python -m trainer.train                                          one process
+    python -m torch.distributed.run --nproc-per-node 8 -m trainer.train     one per GPU
+
+Settings come as everywhere, from the file and the environment. The trainer's Celery worker starts it with `--tied`: it
+then ends with its parent. SIGTERM and SIGINT end it after the step at hand, with a checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from itertools import islice
+from pathlib import Path
+from types import FrameType
+
+import redis
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from draftfleet import children, logs
+from draftfleet.claims import Claims
+from draftfleet.errors import DrafterError, DraftfleetError, QueueError, SettingsError, TrainingError
+from draftfleet.logs import event
+from draftfleet.queue import connect
+from draftfleet.reconcile import TRAIN_CLAIM
+from draftfleet.runs import Run
+from draftfleet.settings import Settings, Trainer, load
+from draftfleet.storage import open_storage
+from trainer import algorithms, checkpoint, metrics, targets
+from trainer.algorithms import Algorithm
+from trainer.checkpoint import State
+from trainer.child import CLAIM_TOKEN, check_processes
+from trainer.data import Feed, Journal, Position
+from trainer.metrics import Meter
+from trainer.pinned import pin
+from trainer.schedule import learning_rate
+from trainer.targets import Row, Target
+from trainer.team import Team
+
+log = logging.getLogger("trainer.train")  # __name__ is "__main__" in the process that trains
+
+STOPPED = 128 + signal.SIGTERM
+"""Exit code of a training that was asked to stop: its checkpoint is written, a new start resumes."""
+
+
+def train(settings: Settings, stop: threading.Event) -> bool:
+    """Train the drafter that the settings name, from its latest checkpoint. False if it was stopped before its end."""
+    knobs = settings.trainer
+    run = Run.open(open_storage(settings.storage.url), settings.run)
+    device = choose_device(knobs.device)
+    team = Team.join(device)
+    check_processes(team.size, knobs.accumulation)
+    if team.leads:
+        pin(run, settings)
+    path = _latest(run.drafter_dir(knobs.drafter), team)
+    if path is not None and checkpoint.step_of(path) >= knobs.max_steps:
+        log.info(event("training had finished already", run=run.name, drafter=knobs.drafter, checkpoint=path))
+        return True
+    torch.manual_seed(knobs.seed)
+    target = targets.load(settings, knobs.layers, device)
+    algorithm = algorithms.build(algorithms.configure(settings, target), target)
+    finished = fit(run, knobs, target, algorithm, team, stop=stop, may_put=claim_check(settings, run))
+    team.leave()
+    return finished
+
+
+def fit(
+    run: Run,
+    knobs: Trainer,
+    target: Target,
+    algorithm: Algorithm,
+    team: Team,
+    *,
+    stop: threading.Event,
+    may_put: Callable[[], bool] = lambda: True,
+) -> bool:
+    """Train `algorithm` for `max_steps` steps, from the latest checkpoint if there is one. False if stopped before."""
+    folder = run.drafter_dir(knobs.drafter)
+    weights = [weight for weight in algorithm.drafter.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=knobs.lr, betas=(0.9, 0.95), weight_decay=0.0)
+    state, journal = _resume(folder, algorithm, optimizer, team)
+    log.info(event("training started", run=run.name, drafter=knobs.drafter, step=state.step, processes=team.size))
+
+    with Meter(run, knobs, state, speaks=team.leads) as meter:
+        feed = Feed(run, knobs, len(target.embedding), team, journal=journal, stop=stop, on_wait=meter.waiting)
+        positions: deque[Position] = deque()  # after each step that was drawn: a target may draw ahead of the loop
+        batches = target.capture(_own_batches(feed, state.position, knobs.accumulation, team, positions))
+        own = range(team.rank, knobs.accumulation, team.size)
+        saved_step, stopping = state.step, False
+
+        def save() -> None:
+            if team.leads:
+                checkpoint.write(
+                    folder,
+                    config=algorithm.config,
+                    tensors=algorithm.drafter.state_dict(),
+                    state=state,
+                    optimizer=optimizer.state_dict(),
+                    journal=feed.journal,
+                    keep=knobs.keep_checkpoints,
+                    may_put=may_put,
+                )
+                meter.saved(state, feed)
+
+        while state.step < knobs.max_steps and not stopping:
+            # Forward and backward: gradients add up over this process' batches of the step.
+            sums, keys = metrics.begin(), list[str]()
+            for captured in islice(batches, len(own)):
+                with torch.autocast(target.device.type, torch.bfloat16, enabled=knobs.dtype == "bfloat16"):
+                    loss = algorithm.loss(algorithm.collate(captured))
+                keys += [one.row.key for one in captured]
+                _expect_finite(loss.total, "loss", state.step, keys[-len(captured) :])
+                loss.total.backward()
+                metrics.tally(sums, loss, captured)
+            if sums["batches"] < len(own):  # asked to stop while it waited for samples
+                break
+
+            # Gradients of all processes, by the tokens of the whole step: exact, however the tokens were dealt out.
+            sums["stop"] = float(stop.is_set())
+            gradients = [weight.grad for weight in weights if weight.grad is not None]
+            sums = team.add_up(gradients, sums)
+            for gradient in gradients:
+                gradient.div_(max(sums["tokens"], 1))
+            norm = clip_grad_norm_(weights, knobs.clip)
+            _expect_finite(norm, "gradient", state.step, keys)
+
+            # The update.
+            rate = learning_rate(state.step, peak=knobs.lr, max_steps=knobs.max_steps, warmup=knobs.warmup)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            optimizer.zero_grad()
+            state = State(
+                step=state.step + 1,
+                tokens=state.tokens + int(sums["row_tokens"]),
+                trained_tokens=state.trained_tokens + int(sums["tokens"]),
+                position=positions.popleft(),
+            )
+            stopping = sums["stop"] > 0
+
+            meter.add(sums)
+            if state.step % knobs.log_steps == 0 or state.step == knobs.max_steps:
+                meter.report(state, feed, rate=rate, norm=float(norm))
+            if state.step % knobs.checkpoint_steps == 0:
+                save()
+                saved_step = state.step
+        if state.step > saved_step:
+            save()
+        return state.step == knobs.max_steps
+
+
+def main() -> int:
+    """The entry of the process. Returns its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.train", description="Train a drafter of a run.")
+    parser.add_argument("--settings", help="TOML file; draftfleet.toml if it is there")
+    parser.add_argument("--tied", action="store_true", help="end with the process that started this one")
+    arguments = parser.parse_args()
+    logs.setup("INFO" if os.environ.get("RANK", "0") == "0" else "WARNING")
+    if arguments.tied:
+        tie()
+    stop = threading.Event()
+
+    def ask_to_stop(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    signal.signal(signal.SIGTERM, ask_to_stop)
+    signal.signal(signal.SIGINT, ask_to_stop)
+    try:
+        finished = train(load(arguments.settings), stop)
+    except DraftfleetError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0 if finished else STOPPED
+
+
+def tie() -> None:
+    """End this process with its parent: by the kernel where it can, and by a look every second elsewhere."""
+    parent = os.getppid()
+    children.die_with_parent(parent)
+
+    def watch() -> None:
+        while os.getppid() == parent != 1:
+            time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is the GPU if there is one. Under torchrun each process has the GPU of its number."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise SettingsError(f"trainer.device = {name}: use auto, cpu or cuda.") from None
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise SettingsError(
+                f"trainer.device = {name}: torch {torch.__version__} sees no GPU here; use auto or cpu."
+            )
+        if device.index is None:
+            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    return device
+
+
+def claim_check(settings: Settings, run: Run) -> Callable[[], bool]:
+    """Whether this process may still put checkpoints: no other trainer has taken the claim.
+
+    Always, if it was started by hand; and while Redis is away or has forgotten, since then nobody else has been let in.
+    """
+    token, name = os.environ.get(CLAIM_TOKEN), TRAIN_CLAIM + settings.trainer.drafter
+
+    def may_put() -> bool:
+        if token is None:
+            return True
+        try:
+            claims = Claims(connect(settings), run.run_id, settings.claims, owner="trainer")
+            return claims.is_ours(name, token) or claims.holder(name) is None
+        except (QueueError, redis.RedisError) as error:
+            log.warning(event("claim not checked", run=run.name, claim=name, error=error))
+            return True
+
+    return may_put
+
+
+def _own_batches(
+    feed: Feed, position: Position, num_batches: int, team: Team, positions: deque[Position]
+) -> Iterator[list[Row]]:
+    """This process' share of each step: batch n of a step goes to process n modulo the size of the team.
+
+    Every process draws whole steps, so that all of them come to a wait for samples at the same point.
+    """
+    for step in feed.steps(position, num_batches):
+        positions.append(step.then)
+        for batch in step.batches[team.rank :: team.size]:
+            yield [kept.row() for kept in batch]
+
+
+def _latest(folder: Path, team: Team) -> Path | None:
+    """The checkpoint that process 0 chose."""
+    path = team.share(str(checkpoint.latest(folder) or "") if team.leads else None)
+    return Path(path) if path else None
+
+
+def _resume(
+    folder: Path, algorithm: Algorithm, optimizer: torch.optim.Optimizer, team: Team
+) -> tuple[State, Journal | None]:
+    """Load the latest checkpoint into drafter, optimizer and random generators; without one, a fresh state."""
+    path = _latest(folder, team)
+    if path is None:
+        return State(), None
+    held = checkpoint.read(path)
+    # The target's folder may have moved.
+    had, now = (asdict(replace(config, target="")) for config in (held.config, algorithm.config))
+    if had != now:
+        differences = ", ".join(f"{key} {had[key]!r}, now {now[key]!r}" for key in now if had[key] != now[key])
+        raise DrafterError(f"checkpoint {path} is of another drafter: {differences}. Was target.path changed?")
+    algorithm.drafter.load_state_dict(held.tensors)
+    optimizer.load_state_dict(held.optimizer)
+    held.random.restore()
+    log.info(event("training resumed", checkpoint=path, step=held.state.step, tokens=held.state.tokens))
+    return held.state, held.journal
+
+
+def _expect_finite(value: Tensor, what: str, step: int, keys: list[str]) -> None:
+    if not torch.isfinite(value):
+        raise TrainingError(
+            f"the {what} of step {step + 1} is {float(value.detach())}. Its rows: {', '.join(keys)}. "
+            "Look at these samples; a lower trainer.lr or trainer.dtype = float32 helps where they are sound. "
+            "The checkpoint before it is intact."
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
