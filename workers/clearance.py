@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 PROMPTS_TRIED = 3
 AGAIN_S = 2.0
+OUR_OWN = Prompt("0" * 32, "train", [{"role": "user", "content": canary.QUESTION}])
 
 
 class Clearance:
@@ -49,10 +50,15 @@ class Clearance:
         key = server.url, batch.run.run_id
         if key in self._trying or server.held_s:
             return
-        prompts = sorted((row.prompt for row in rows), key=lambda prompt: sum(map(_length, prompt.messages)))
-        task = asyncio.create_task(self._try(server, batch, prompts[:PROMPTS_TRIED]))
+        task = asyncio.create_task(self._try(server, batch, self._prompts(rows)))
         self._trying[key] = task
         task.add_done_callback(lambda _: self._ended(key))
+
+    def _prompts(self, rows: Sequence[Row]) -> list[Prompt]:
+        """The shortest that the tokenizer can render; a question of our own where it can render none."""
+        known = [row.prompt for row in rows if self._tokenizer is None or row.prompt_tokens is not None]
+        known.sort(key=lambda prompt: sum(map(_length, prompt.messages)))
+        return known[:PROMPTS_TRIED] or [OUR_OWN]
 
     def cancel(self) -> None:
         for task in self._trying.values():

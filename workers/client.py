@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,6 @@ import httpx2
 from openai import (
     APIConnectionError,
     APIStatusError,
-    APITimeoutError,
     AsyncOpenAI,
     DefaultAioHttpClient,
 )
@@ -68,13 +68,16 @@ class Client:
             response = await self._client(url).post("/chat/completions", cast_to=httpx2.Response, body=body)
         except APIStatusError as error:
             return error.status_code, error.response.headers, error.response.content
-        except APITimeoutError as error:
-            raise Transient(
-                f"server {url} gave no answer within worker.request_timeout_s = {self._knobs.request_timeout_s:g} s "
-                f"(connection: {self._knobs.connect_timeout_s:g} s)."
-            ) from error
         except APIConnectionError as error:
-            raise Transient(f"the connection to server {url} broke: {error.__cause__ or error!r}.") from error
+            # The aiohttp transport calls every lost connection a ConnectTimeout: its causes tell the two apart.
+            causes = list(_causes(error))
+            if any(isinstance(cause, TimeoutError) for cause in causes):
+                knobs = self._knobs
+                raise Transient(
+                    f"server {url} gave no answer within worker.request_timeout_s = {knobs.request_timeout_s:g} s "
+                    f"(connection: {knobs.connect_timeout_s:g} s)."
+                ) from error
+            raise Transient(f"the connection to server {url} broke: {causes[-1]!r}.") from error
         return response.status_code, response.headers, response.content
 
     async def look(self, url: str) -> Look:
@@ -99,10 +102,10 @@ class Client:
             return await self._http.get(
                 url, headers={"Authorization": f"Bearer {self._key}"}, timeout=httpx2.Timeout(PROBE_TIMEOUT_S)
             )
-        except httpx2.ConnectError as error:
-            raise Unreachable(str(error) or repr(error), refused=True) from None
         except httpx2.HTTPError as error:
-            raise Unreachable(repr(error), refused=False) from None
+            causes = list(_causes(error))
+            refused = any(isinstance(cause, OSError) and cause.errno == errno.ECONNREFUSED for cause in causes)
+            raise Unreachable(str(causes[-1]) or repr(causes[-1]), refused=refused) from None
 
     def _client(self, url: str) -> AsyncOpenAI:
         if url not in self._sdk:
@@ -114,3 +117,11 @@ class Client:
                 timeout=httpx2.Timeout(self._knobs.request_timeout_s, connect=self._knobs.connect_timeout_s),
             )
         return self._sdk[url]
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error itself and what it was raised from, the origin last."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import time
 from typing import Any
 
+from jinja2 import TemplateError
+
 from draftfleet.errors import BadRequest, ServerError
+from draftfleet.logs import event
 from draftfleet.records import IdsSource, Sample
 from draftfleet.tokens import TargetTokenizer
 from workers.batch import Batch, Row
@@ -15,9 +19,14 @@ from workers.client import Client
 from workers.dialects import Completion, decode
 from workers.servers import Server
 
+log = logging.getLogger(__name__)
+
+UNRENDERABLE = (TemplateError, ValueError, TypeError, KeyError)
+"""What a chat template answers to a conversation that it was not made for. The server, asked all the same, decides."""
+
 
 class Generator:
-    """Asks servers for rows. `context_tokens` is the user's; the smaller of it and the server's own counts."""
+    """Asks servers for rows. `context_tokens` is the target's; the smaller of it and the server's own counts."""
 
     def __init__(
         self, client: Client, tokenizer: TargetTokenizer | None, *, context_tokens: int | None, worker: str
@@ -84,7 +93,10 @@ class Generator:
         rows = [Row(batch, prompt) for prompt in prompts]
         if self._tokenizer is not None:
             for row in rows:
-                row.prompt_tokens = len(self._prompt_ids(row, self._tokenizer))
+                try:
+                    row.prompt_tokens = len(self._prompt_ids(row, self._tokenizer))
+                except UNRENDERABLE as error:
+                    log.warning(event("prompt not rendered", row=row.prompt.row_key, error=type(error).__name__))
         return rows
 
     def _max_tokens(self, row: Row, server: Server) -> int:
@@ -104,7 +116,7 @@ class Generator:
     async def _ids(self, row: Row, completion: Completion) -> tuple[list[int], list[int], IdsSource]:
         """The engine's ids, else the tokenizer's, else none."""
         prompt_ids, ids = completion.prompt_token_ids, completion.token_ids
-        if self._tokenizer is None:
+        if self._tokenizer is None or row.prompt_tokens is None:
             return prompt_ids or [], ids or [], "none" if ids is None else "engine"
         if prompt_ids is None:
             prompt_ids = await asyncio.to_thread(self._prompt_ids, row, self._tokenizer)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import redis
 from celery import Celery
 
+from draftfleet import tokens
 from draftfleet.claims import Claims
 from draftfleet.errors import CorruptFile, DraftfleetError, RunBusy, RunMissing, StorageError
 from draftfleet.live import WorkerState
@@ -86,6 +87,7 @@ class Node:
     async def _build(self, tokenizer: TargetTokenizer | None) -> None:
         """What lives in the event loop."""
         knobs, target = self.settings.worker, self.settings.target
+        context = target.context_tokens or (tokens.context_tokens(target.path) if target.path else None)
         self._hurry = asyncio.Event()
         self.client = Client(knobs)
         self.servers = Servers(self.client, knobs, self.settings.model)
@@ -95,9 +97,9 @@ class Node:
             tokenizer,
             self.fail,
             request_timeout_s=knobs.request_timeout_s,
-            context_tokens=target.context_tokens,
+            context_tokens=context,
         )
-        self.generator = Generator(self.client, tokenizer, context_tokens=target.context_tokens, worker=self.process)
+        self.generator = Generator(self.client, tokenizer, context_tokens=context, worker=self.process)
         self.pool = Pool(
             self.servers,
             self.generator.ask,

@@ -41,7 +41,11 @@ def generate(node: Node, body: dict[str, Any], task_id: str) -> None:
     except QueueError as error:
         log.error(event("message dropped", reason=str(error)))
         return
-    found = node.find(message)
+    try:
+        found = node.find(message)
+    except (StorageUnwritable, OSError) as error:  # the node was told to stop; the reconciler publishes it again
+        log.error(event("message left", run=message.run, batch=message.batch, error=str(error)))
+        return
     if found is None:
         return
     if node.state != "working":  # the message was on its way when the gate closed

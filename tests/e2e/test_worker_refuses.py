@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +104,8 @@ def test_messages_of_unknown_runs_and_other_ids_are_dropped_and_said(
 ) -> None:
     with FakeServer(model="tiny") as server:
         settings = changed(settings, worker__servers=[server.url])
-        former = Run(storage, run.info.__class__(**{**_fields(run), "run_id": "0" * 32}))
-        gone = Run(storage, run.info.__class__(**{**_fields(run), "run": "gone"}))
+        former = Run(storage, replace(run.info, run_id="0" * 32))
+        gone = Run(storage, replace(run.info, run="gone"))
         for other in (former, gone):
             other_prompts = make_prompts(8)
             enqueue(settings, other, other_prompts)
@@ -147,7 +148,3 @@ def test_rows_get_the_tokenizer_s_ids_and_a_prompt_over_the_context_fails_alone(
     assert not any("word " * 300 in text for text in asked)
     assert fitted.outcome in ("ok", "truncated")
     assert fitted.prompt_tokens + fitted.completion_tokens <= 220
-
-
-def _fields(run: Run) -> dict[str, Any]:
-    return {name: getattr(run.info, name) for name in run.info.__dataclass_fields__}

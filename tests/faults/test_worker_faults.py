@@ -236,6 +236,24 @@ def test_a_redis_that_is_killed_and_comes_back_costs_nothing(
     assert_complete(run, prompts)
 
 
+def test_a_redis_that_forgot_everything_costs_nothing(
+    settings: Settings, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
+) -> None:
+    prompts = make_prompts(80)
+    with FakeServer(model="tiny", latency_s=0.1) as server:
+        settings = changed(settings, worker__servers=[server.url], worker__concurrency=4, **SHORT)
+        names = enqueue(settings, run, prompts)
+        with WorkerProcess(settings, tmp_path / "worker.log") as worker:
+            until(lambda: len(run.done()) >= 1, what="a first batch")
+            connect(settings).flushall()
+            until(lambda: run.done() == names, what="all batches done")
+            requests = server.stats()["requests"]
+
+    assert worker.said("missing batches published again")
+    assert requests == len(prompts) + 1
+    assert_complete(run, prompts)
+
+
 def test_a_worker_that_is_started_before_redis_waits_for_it_and_says_so(
     settings: Settings, run: Run, redis_server: Embedded, make_prompts: MakePrompts, until: Until, tmp_path: Path
 ) -> None:

@@ -7,8 +7,10 @@ import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from jinja2 import TemplateError
 
 from draftfleet import live
 from draftfleet.claims import Claims, Taken
@@ -19,8 +21,10 @@ from draftfleet.queue import connect
 from draftfleet.records import Prompt, Sample
 from draftfleet.runs import Run
 from draftfleet.settings import Sampling, Settings
+from draftfleet.tokens import TargetTokenizer
 from workers.batch import Batch, Content
-from workers.generate import row_seed
+from workers.client import Client
+from workers.generate import Generator, row_seed
 from workers.guard import Guard
 from workers.holdings import Holdings
 from workers.node_lock import NodeLock
@@ -184,6 +188,24 @@ def test_a_row_s_seed_is_its_own_and_stays_the_same() -> None:
     assert all(seed is not None and 0 <= seed < 2**31 for seed in seeds)
     assert row_seed(1, "a") == row_seed(1, "a") != row_seed(2, "a")
     assert row_seed(None, "a") is None
+
+
+def test_a_prompt_that_the_template_refuses_is_left_to_the_server_to_judge(
+    run: Run, settings: Settings, make_prompts: MakePrompts
+) -> None:
+    class Refusing(TargetTokenizer):
+        def __init__(self) -> None: ...
+
+        def prompt_ids(self, messages: Any, *_: Any, **__: Any) -> list[int]:
+            if "0?" in messages[0]["content"]:
+                raise TemplateError("conversation roles must alternate")
+            return [1, 2, 3]
+
+    generator = Generator(Client.__new__(Client), Refusing(), context_tokens=None, worker="me")
+
+    rows = generator.rows(_batch(run, settings, make_prompts(2)))
+
+    assert [row.prompt_tokens for row in rows] == [None, 3]
 
 
 def test_a_run_s_content_decides_what_is_asked_not_the_worker_s_settings(run: Run) -> None:

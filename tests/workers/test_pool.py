@@ -50,7 +50,7 @@ def a_pool(servers: Servers, ask: Answer, make_sample: Callable[..., Sample], *,
     def fatal(error: DraftfleetError) -> None:
         raise AssertionError(error)
 
-    pool = Pool(servers, ask, refuse, lambda *_: None, fatal, max_tries=max_tries)
+    pool = Pool(servers, ask, refuse, lambda server, batch, rows: None, fatal, max_tries=max_tries)
     servers.on_change = pool.fill
     return pool
 
@@ -165,7 +165,8 @@ def test_a_row_that_takes_its_servers_down_is_found_alone_and_its_neighbours_liv
                     crashes += 1
                     servers.gone.add(server.url)
                     for one in holders:
-                        one.done() or one.set_exception(Transient("connection reset"))
+                        if not one.done():
+                            one.set_exception(Transient("connection reset"))
                 await asyncio.wait_for(crash, 0.03)
             except TimeoutError:
                 return make_sample(row.prompt)
