@@ -55,6 +55,18 @@ QUESTIONS = [
     "Rosa reads 6 pages every day. How many pages does Rosa read in a week and 3 days?",
 ]  # fmt: skip
 
+UNSEEN = [
+    "Compute 31 + 58.",
+    "What is the capital of Norway?",
+    "How many letters are in the word \"garden\"?",
+    "Hugo has 52 stamps and gave 17 of them to Iris. How many stamps are left?",
+    "There are 7 boxes with 9 candles in each box. How many candles are there in total?",
+    "Which month comes before July?",
+    "What is the opposite of wet?",
+    "Write a Python loop that prints the numbers from 3 to 11.",
+]  # fmt: skip
+"""Not learnt: here a draft is kept in part, where an overfit one is kept whole."""
+
 
 @dataclass(frozen=True)
 class Served:
@@ -68,6 +80,11 @@ class Served:
     def acceptance_length(self) -> float:
         """The token that the target itself adds is included: 1 + accepted / drafts."""
         return 1 + sum(self.accepted) / self.drafts
+
+    @property
+    def summary(self) -> str:
+        kept = " / ".join(map(str, self.accepted))
+        return f"acceptance length {self.acceptance_length:.3f}, {self.drafts} drafts, accepted {kept}"
 
 
 def ask(client: httpx.Client, prompts: list[list[int]], max_tokens: int) -> Served:
@@ -102,22 +119,29 @@ def counters(client: httpx.Client) -> dict[str, int]:
 
 
 @pytest.fixture(scope="module")
-def prompts(target: Path) -> list[list[int]]:
+def learnt(target: Path) -> list[list[int]]:
+    return prompts_of(target, QUESTIONS)
+
+
+@pytest.fixture(scope="module")
+def unseen(target: Path) -> list[list[int]]:
+    return prompts_of(target, UNSEEN)
+
+
+def prompts_of(target: Path, questions: list[str]) -> list[list[int]]:
+    asked = [[{"role": "user", "content": question}] for question in questions]
     tokenizer = AutoTokenizer.from_pretrained(target)
-    asked = [[{"role": "user", "content": question}] for question in QUESTIONS]
     return tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=True)["input_ids"]
 
 
 @pytest.fixture(scope="module")
-def plain(plain_vllm: httpx.Client, prompts: list[list[int]]) -> Served:
-    """The target's own greedy answers."""
-    return ask(plain_vllm, prompts, MAX_TOKENS)
+def plain(plain_vllm: httpx.Client, learnt: list[list[int]], unseen: list[list[int]]) -> Served:
+    """The target's own greedy answers to what is learnt, and then to what is not."""
+    return ask(plain_vllm, learnt + unseen, MAX_TOKENS)
 
 
 @pytest.fixture(scope="module")
-def overfit(
-    plain: Served, prompts: list[list[int]], target: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Settings:
+def overfit(plain: Served, learnt: list[list[int]], target: Path, tmp_path_factory: pytest.TempPathFactory) -> Settings:
     """The settings of a run whose drafter knows the 16 answers by heart."""
     settings = load(
         flags={
@@ -131,7 +155,7 @@ def overfit(
     )
     rows = [
         Row(str(number), torch.tensor(prompt + answer), torch.arange(len(prompt) + len(answer)) >= len(prompt))
-        for number, (prompt, answer) in enumerate(zip(prompts, plain.answers, strict=True))
+        for number, (prompt, answer) in enumerate(zip(learnt, plain.answers, strict=False))
     ]
     Run.create(open_storage(settings.storage.url), settings.run, {}, {})
     algorithm = train(settings, rows)
@@ -168,11 +192,15 @@ def train(settings: Settings, rows: list[Row]) -> algorithms.Algorithm:
 
 @pytest.fixture(scope="module")
 def speculated(
-    overfit: Settings, prompts: list[list[int]], start_vllm: Callable[..., AbstractContextManager[httpx.Client]]
-) -> Served:
+    overfit: Settings,
+    learnt: list[list[int]],
+    unseen: list[list[int]],
+    start_vllm: Callable[..., AbstractContextManager[httpx.Client]],
+) -> tuple[Served, Served]:
+    """The same with the drafter: what is learnt, what is not."""
     folder = export(overfit, ["vllm"])["vllm"]
     with start_vllm("--speculative-config", speculation(folder)) as client:
-        return ask(client, prompts, MAX_TOKENS)
+        return ask(client, learnt, MAX_TOKENS), ask(client, unseen, MAX_TOKENS)
 
 
 def speculation(folder: Path) -> str:
@@ -198,27 +226,34 @@ def home(settings: Settings) -> Path:
 
 
 def test_vllm_accepts_more_than_three_of_four_from_an_overfit_drafter(
-    speculated: Served, figure: Callable[[str, object], None]
+    speculated: tuple[Served, Served], figure: Callable[[str, object], None]
 ) -> None:
-    figure("overfit drafter in vLLM, acceptance length", speculated.acceptance_length)
-    figure("overfit drafter in vLLM, drafts, accepted per position", (speculated.drafts, *speculated.accepted))
-    assert speculated.acceptance_length > 3
+    figure("overfit drafter in vLLM", speculated[0].summary)
+    assert speculated[0].acceptance_length > 3
 
 
+@pytest.mark.parametrize("asked", ["learnt", "unseen"])
 def test_vllm_and_our_own_loop_accept_the_same(
-    overfit: Settings, prompts: list[list[int]], speculated: Served, figure: Callable[[str, object], None]
+    overfit: Settings,
+    learnt: list[list[int]],
+    unseen: list[list[int]],
+    speculated: tuple[Served, Served],
+    asked: str,
+    figure: Callable[[str, object], None],
 ) -> None:
+    prompts, theirs = (learnt, speculated[0]) if asked == "learnt" else (unseen, speculated[1])
+
     ours = our_own(overfit, prompts)
 
-    figure("overfit drafter in our own loop, acceptance length", ours.acceptance_length)
-    figure("overfit drafter in our own loop, drafts, accepted per position", (ours.drafts, *ours.accepted))
-    assert ours.answers == speculated.answers
-    assert abs(ours.acceptance_length - speculated.acceptance_length) <= TOLERANCE
+    figure(f"{asked} prompts, vLLM", theirs.summary)
+    figure(f"{asked} prompts, our own loop", ours.summary)
+    assert ours.answers == theirs.answers
+    assert abs(ours.acceptance_length - theirs.acceptance_length) <= TOLERANCE
 
 
 def test_a_default_export_is_accepted_in_the_type_of_the_target(
     overfit: Settings,
-    prompts: list[list[int]],
+    learnt: list[list[int]],
     start_vllm: Callable[..., AbstractContextManager[httpx.Client]],
     figure: Callable[[str, object], None],
 ) -> None:
@@ -226,9 +261,9 @@ def test_a_default_export_is_accepted_in_the_type_of_the_target(
     folder = export(settings, ["vllm"])["vllm"]
 
     with start_vllm("--dtype", "auto", "--speculative-config", speculation(folder)) as client:
-        served = ask(client, prompts, MAX_TOKENS)
+        served = ask(client, learnt, MAX_TOKENS)
 
-    figure("overfit drafter in vLLM, all bfloat16, acceptance length", served.acceptance_length)
+    figure("overfit drafter in vLLM, all bfloat16", served.summary)
     assert drafter_dtype(folder) == torch.bfloat16
     assert served.acceptance_length > 3
 
@@ -237,9 +272,9 @@ def drafter_dtype(folder: Path) -> torch.dtype:
     return load_file(folder / "model.safetensors")["fc.weight"].dtype
 
 
-def test_the_drafter_changes_no_token(plain: Served, speculated: Served) -> None:
+def test_the_drafter_changes_no_token(plain: Served, speculated: tuple[Served, Served]) -> None:
     assert plain.drafts == 0
-    assert speculated.answers == plain.answers
+    assert speculated[0].answers + speculated[1].answers == plain.answers
 
 
 # -- the drafter of `make demo`, where there is one
@@ -277,10 +312,8 @@ def test_vllm_accepts_from_the_demo_s_drafter_what_our_evaluation_says(
     ours = json.loads((home(demo) / "evaluation.json").read_text())
     exported = json.loads((home(demo) / "export" / "vllm" / "export.json").read_text())
 
-    figure("demo's drafter in vLLM, acceptance length", demo_served.acceptance_length)
-    figure("demo's drafter in vLLM, drafts, accepted per position", (demo_served.drafts, *demo_served.accepted))
-    figure("demo's drafter in our own evaluation, acceptance length", ours["acceptance_length"])
-    figure("demo's drafter in our own evaluation, drafts, accepted", (ours["drafts"], ours["accepted"]))
+    figure("demo's drafter in vLLM", demo_served.summary)
+    figure("demo's drafter in our own evaluation", f"{ours['acceptance_length']:.3f}, {ours['drafts']} drafts")
     assert ours["prompts"] == len(demo_prompts)
     assert ours["checkpoint"] == f"step-{exported['step']:06d}"
     assert abs(demo_served.acceptance_length - ours["acceptance_length"]) <= TOLERANCE
