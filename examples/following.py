@@ -1,0 +1,138 @@
+"""Following a run from outside until it is answered and trained on: what `draftfleet status --watch` shows, as bars."""
+
+from __future__ import annotations
+
+import time
+from itertools import accumulate
+from operator import mul
+from typing import Any
+
+import redis
+from bars import Bars
+from inference_server import InferenceServer
+from rich.console import Console
+
+from draftfleet import children, live, status
+from draftfleet.accounting import Accountant, Accounting
+from draftfleet.claims import Claims
+from draftfleet.errors import TrainingError
+from draftfleet.queue import TRAIN_QUEUE, connect
+from draftfleet.reconcile import TRAIN_CLAIM
+from draftfleet.runs import Run
+from draftfleet.settings import Settings
+from draftfleet.up import Stack
+
+LOOK_S = 0.5
+ABANDONED_S = 20.0
+"""A training that nobody holds and nobody is asked for, for this long, has failed."""
+
+
+class Pace:
+    """Tokens per second, from the first request to the last shard."""
+
+    def __init__(self, tokens_before: int = 0) -> None:
+        self.tokens_per_s: float | None = None
+        self._tokens_before = tokens_before
+        self._began_at: float | None = None
+        self._is_over = False
+
+    def note(self, account: Accounting, reports: list[live.WorkerReport]) -> None:
+        if self._began_at is None and any(report.rows_in_flight for report in reports):
+            self._began_at = time.monotonic()
+        elif self._began_at is not None and not self._is_over:
+            self.tokens_per_s = (account.tokens - self._tokens_before) / (time.monotonic() - self._began_at)
+            self._is_over = account.is_complete
+
+
+def follow(settings: Settings, run: Run, stack: Stack, server: InferenceServer | None, console: Console) -> Pace:
+    """Show bars until every row has an outcome and the drafter is trained.
+
+    Raises the error of whatever ended before.
+    """
+    client, accountant = connect(settings), Accountant(run)
+    training = Training(settings, run, client)
+    pace = Pace(accountant.account().tokens)
+    with Bars(console) as bars:
+        while True:
+            stack.check()
+            if server:
+                server.check()
+                _show_server(bars, server)
+            account, reports = accountant.account(), live.read(client)
+            pace.note(account, reports)
+            _show_samples(bars, account, reports, run)
+            training.check()
+            bars.show("training", *training.shown())
+            if account.is_complete and training.is_over:
+                return pace
+            time.sleep(LOOK_S)
+
+
+class Training:
+    """The drafter's training, seen through its progress and its claim."""
+
+    def __init__(self, settings: Settings, run: Run, client: redis.Redis) -> None:
+        self._client = client
+        self._claims = Claims(client, run.run_id, settings.claims, "demo")
+        self._run = run
+        self._drafter = settings.trainer.drafter
+        self._max_steps = settings.trainer.max_steps
+        self._held_at = time.monotonic()
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        return status.drafters(self._run).get(self._drafter, {})
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is finished and its process has ended: one that is stopped before would be asked for again."""
+        return bool(self.progress.get("finished")) and not self._is_held
+
+    @property
+    def _is_held(self) -> bool:
+        return self._claims.holder(TRAIN_CLAIM + self._drafter) is not None
+
+    def check(self) -> None:
+        """Raises TrainingError, with the end of its log, once nobody is at work on it."""
+        if self._is_held or self._client.llen(TRAIN_QUEUE) or self.is_over:
+            self._held_at = time.monotonic()
+        elif time.monotonic() - self._held_at > ABANDONED_S:
+            log = self._run.drafter_dir(self._drafter) / "train.log"
+            raise TrainingError(
+                f"the training of {self._drafter} ended early; its log ({log}) says:\n{children.last_lines(log)}"
+            )
+
+    def shown(self) -> tuple[int, int, str]:
+        """Steps done, steps in all, and words."""
+        progress = self.progress
+        words = [f"loss {progress['loss']:.2f}"] if progress.get("loss") is not None else ["starting"]
+        if accuracy := progress.get("accuracy"):
+            # If each drafted token is right so often where all before it were, this many are kept per target step.
+            words.append(f"acceptance length about {1 + sum(accumulate(accuracy, mul)):.2f}")
+        if progress.get("tokens_per_s"):
+            words.append(f"{progress['tokens_per_s']:,.0f} tokens/s")
+        if progress.get("waiting"):
+            words.append("waits for samples")
+        return int(progress.get("step", 0)), int(progress.get("max_steps", self._max_steps)), ", ".join(words)
+
+
+def _show_server(bars: Bars, server: InferenceServer) -> None:
+    if server.is_ready:
+        bars.show("server", 1, 1, f"ready at {server.url}")
+    else:
+        bars.show("server", 0, 1, "loads the model")
+
+
+def _show_samples(bars: Bars, account: Accounting, reports: list[live.WorkerReport], run: Run) -> None:
+    """A report may still name rows whose shard has just been put: never show more than there are."""
+    expected = account.rows if account.expected is None else account.expected
+    parts = [part for report in reports for part in report.runs if part.run_id == run.run_id]
+    finished = [] if account.is_complete else parts
+    ok, truncated, failed = (
+        getattr(account, outcome) + sum(getattr(part, outcome) for part in finished)
+        for outcome in ("ok", "truncated", "failed")
+    )
+    ok = min(ok, expected - truncated - failed)
+    rate = sum(server.tokens_per_s for report in reports for server in report.servers)
+    words = f"{ok:,} ok, {truncated:,} truncated, {failed:,} failed"
+    bars.show("samples", ok + truncated + failed, expected, f"{words}, {rate:,.0f} tokens/s" if rate else words)
