@@ -69,7 +69,7 @@ def work(settings: Settings, reload: Callable[[], Settings] | None = None) -> in
 def _work(node: Node, app: Celery, storage: Storage) -> int:
     hostname = f"worker-{os.getpid()}@{node.host}"
     reporter = Reporter(node, hostname)
-    with _chores(Chore("report", live.PUBLISH_S, reporter.report)):
+    with _chores(Chore("report", live.PUBLISH_S, reporter.report, at_once=True)):
         try:
             node.guard.run("probing the storage", lambda: probe(storage))
             node.wait_ready()
@@ -90,7 +90,7 @@ def _duties(node: Node, reporter: Reporter, storage: Storage) -> list[Chore]:
         Chore("checkpoint", node.settings.worker.checkpoint_interval_s, node.holdings.checkpoint),
         Chore("progress", FLOWER_S, reporter.progress),
         Chore("sweep", knobs.sweep_s, lambda: (reconciler.discover(), reconciler.sweep())),
-        Chore("reconcile", knobs.reconcile_s, reconciler.republish),
+        Chore("reconcile", knobs.reconcile_s, reconciler.republish, at_once=True),
     ]
 
 

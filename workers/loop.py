@@ -57,33 +57,39 @@ async def _cancel_all() -> None:
 
 
 class Chore(threading.Thread):
-    """Does the same thing every `interval_s` seconds until it is stopped.
+    """Does the same thing every `interval_s` seconds until it is stopped, the first time after that or `at_once`.
 
     A chore never ends by an error. Redis being away is said once, and once more when it is back; any other error is
     logged with its traceback, and the next turn tries again.
     """
 
-    def __init__(self, name: str, interval_s: float, action: Callable[[], object]) -> None:
+    def __init__(self, name: str, interval_s: float, action: Callable[[], object], *, at_once: bool = False) -> None:
         super().__init__(name=name, daemon=True)
         self._interval_s = interval_s
         self._action = action
+        self._at_once = at_once
         self._stopped = threading.Event()
         self._redis_away = False
 
     def run(self) -> None:
+        if self._at_once:
+            self._turn()
         while not self._stopped.wait(self._interval_s):
-            try:
-                self._action()
-            except (redis.RedisError, OperationalError) as error:
-                if not self._redis_away:
-                    log.warning(event("redis out of reach", chore=self.name, error=str(error)))
-                self._redis_away = True
-            except Exception:
-                log.exception(event("chore failed", chore=self.name))
-            else:
-                if self._redis_away:
-                    log.info(event("redis reached again", chore=self.name))
-                self._redis_away = False
+            self._turn()
+
+    def _turn(self) -> None:
+        try:
+            self._action()
+        except (redis.RedisError, OperationalError) as error:
+            if not self._redis_away:
+                log.warning(event("redis out of reach", chore=self.name, error=str(error)))
+            self._redis_away = True
+        except Exception:
+            log.exception(event("chore failed", chore=self.name))
+        else:
+            if self._redis_away:
+                log.info(event("redis reached again", chore=self.name))
+            self._redis_away = False
 
     def stop(self) -> None:
         self._stopped.set()

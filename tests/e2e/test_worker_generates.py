@@ -88,7 +88,7 @@ def test_a_worker_whose_only_server_went_away_takes_nothing_more(
 
             second = enqueue(settings, run, make_prompts(80, start=8))
             until(lambda: redis.llen("generate.tiny") + redis.llen("generate-again.tiny") == len(second))
-            until(lambda: live.read(redis)[0].state == "waiting", what="a waiting worker")
+            until(lambda: [report.state for report in live.read(redis)] == ["waiting"], what="a waiting worker")
             held = len(Claims(redis, run.run_id, settings.claims, "test").held())
             server.change(alive=True)
             until(lambda: run.done() == first + second, what="all batches done")
