@@ -273,7 +273,7 @@ def test_tensors_have_the_names_and_shapes_that_engines_read(target: HfTarget) -
     }
 
 
-def test_a_new_drafter_has_the_targets_head_and_depends_on_the_seed_alone(target: HfTarget) -> None:
+def test_a_new_drafter_has_the_targets_norm_and_head_and_depends_on_the_seed_alone(target: HfTarget) -> None:
     config = algorithms.configure(load(), target)
 
     def build(seed: int) -> dict[str, Tensor]:
@@ -282,6 +282,7 @@ def test_a_new_drafter_has_the_targets_head_and_depends_on_the_seed_alone(target
 
     first, again, other = build(0), build(0), build(1)
     assert torch.equal(first["lm_head.weight"], target.head)
+    assert torch.equal(first["norm.weight"], target.norm_scale)
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["fc.weight"], other["fc.weight"])
 

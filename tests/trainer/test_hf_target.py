@@ -147,7 +147,7 @@ def test_a_text_model_inside_a_larger_one_is_found() -> None:
     assert_close(target.logits(one.last), theirs.logits[0])
 
 
-def test_capped_logits_are_capped() -> None:
+def test_capped_logits_and_a_norm_that_stores_its_scale_less_one_are_understood() -> None:
     config = Gemma2Config(
         vocab_size=32,
         hidden_size=16,
@@ -161,8 +161,11 @@ def test_capped_logits_are_capped() -> None:
     )
     model = Gemma2ForCausalLM(config).eval()
 
+    model.model.norm.weight.data.fill_(0.25)  # this family stores what the scale has above one
+
     target = HfTarget(model, [0, 1, 2], "capped")
 
+    assert target.norm_scale.tolist() == pytest.approx([1.25] * 16)
     one = next(target.capture([rows(9, vocab_size=32)]))[0]
     with torch.no_grad():
         assert_close(target.logits(one.last), model(one.row.ids[None]).logits[0])

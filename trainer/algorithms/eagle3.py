@@ -23,8 +23,6 @@ from trainer.algorithms.layers import Attention, RMSNorm, Rotary, Spans, SwiGLU,
 from trainer.drafter import DrafterConfig
 from trainer.targets import Captured, Target
 
-INITIAL_STD = 0.02
-
 
 class MidLayer(nn.Module):
     """The decoder layer. Attention reads the embedding beside the hidden state; the residual is the hidden state."""
@@ -265,7 +263,7 @@ def configure(settings: Settings, target: Target) -> DrafterConfig:
 
 
 def build(config: DrafterConfig, target: Target) -> Eagle3:
-    """The head starts as the target's, everything else at random."""
+    """A new drafter: the last norm and the head start as the target's, everything else at random."""
     algorithm = Eagle3(config, target)
     initialise(algorithm.drafter, target)
     return algorithm
@@ -273,9 +271,15 @@ def build(config: DrafterConfig, target: Target) -> Eagle3:
 
 @torch.no_grad()
 def initialise(drafter: Drafter, target: Target) -> None:
+    """Weights that keep the size of what passes through them: 1 / sqrt(inputs).
+
+    On the tiny target, after 92,000 training tokens, the acceptance length at k=3 is 2.75 with these, 2.66 with a
+    standard deviation of 0.05 and 2.58 with 0.02 everywhere; 2.48 if the last norm starts at one as well.
+    """
     for module in drafter.modules():
         if isinstance(module, nn.Linear):
-            module.weight.normal_(std=INITIAL_STD)
+            module.weight.normal_(std=module.in_features**-0.5)
+    drafter.norm.weight.copy_(target.norm_scale)
     drafter.lm_head.weight.copy_(target.head)
 
 

@@ -48,6 +48,7 @@ class Target(Protocol):
     config: Any  # the Hugging Face text configuration of the target
     embedding: Tensor  # (V, D)
     head: Tensor  # (V, D): output embedding
+    norm_scale: Tensor  # (D,): what the final norm multiplies by
     device: torch.device
 
     def capture(self, batches: Iterable[list[Row]]) -> Iterator[list[Captured]]: ...

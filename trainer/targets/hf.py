@@ -54,6 +54,7 @@ class HfTarget:
         for layer in self.layers:
             decoder_layers[layer].register_forward_hook(self._hear_layer(layer))
         self._norm.register_forward_pre_hook(self._hear_last)
+        self.norm_scale: Tensor = self._measure_norm_scale()
         self._check_logits(model)
 
     def capture(self, batches: Iterable[list[Row]]) -> Iterator[list[Captured]]:
@@ -109,6 +110,15 @@ class HfTarget:
                     f"{self.path} has a vocabulary of {vocab_size}: the samples were made by another model, or with "
                     "another tokenizer. Point target.path at the model that the servers serve."
                 )
+
+    @torch.no_grad()
+    def _measure_norm_scale(self) -> Tensor:
+        """Measured, since some norms store the scale itself and some what it has above one."""
+        if isinstance(self._norm, nn.LayerNorm):
+            return self._norm.weight.detach()
+        scale = self._norm(torch.ones(self.embedding.shape[1], device=self.device, dtype=self.dtype)).float()
+        self._heard.clear()
+        return scale
 
     @torch.no_grad()
     def _check_logits(self, model: Any) -> None:

@@ -1,0 +1,63 @@
+"""The gate that all parts must pass together: a drafter that has learnt 16 answers by heart drafts them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from draftfleet import tokens
+from draftfleet.settings import load
+from trainer import algorithms, targets
+from trainer.evaluate import count, measure
+from trainer.speculate import Limits, decode_batch
+from trainer.targets import Row
+from trainer.targets.hf import HfTarget
+
+TINY = str(Path(__file__).parents[2] / "examples" / "tiny-target")
+QUESTIONS = [
+    *(f"What is {a} + {b}?" for a, b in ((3, 4), (12, 9), (40, 2))),
+    *(f'Spell the word "{word}".' for word in ("lemon", "tiger", "garden")),
+    *(f"What is the capital of {country}?" for country in ("Italy", "Peru", "Japan")),
+    *(f"Count from {start} to {start + 12} in steps of 3." for start in (1, 20)),
+    "Which day comes after Monday?",
+    "Who are you?",
+    "Write a Python function that returns the sum of a and b.",
+    "Grace has 12 apples. Hugo gives Grace 5 more apples. How many apples does Grace have now?",
+    "There are 4 boxes with 6 coins in each box. How many coins are there in total?",
+]
+MAX_STEPS, LR = 72, 3e-3
+
+
+def test_a_drafter_of_16_answers_gets_more_than_three_and_a_half_tokens_from_each_pass() -> None:
+    limits = Limits(96, 1024)
+    settings = load(flags={"target.path": TINY})
+    target = targets.load(settings, [2, 4, 6], torch.device("cpu"))
+    assert isinstance(target, HfTarget)
+    tokenizer = tokens.load(TINY)
+    prompts = [tokenizer.prompt_ids([{"role": "user", "content": text}], None, True, None) for text in QUESTIONS]
+    rows: list[Row] = []
+    for prompt, answer in zip(prompts, decode_batch(target, prompts, limits), strict=True):
+        mask = torch.tensor([False] * len(prompt) + [True] * len(answer))
+        rows.append(Row(f"row-{len(rows)}", torch.tensor(prompt + answer), mask))
+    torch.manual_seed(0)
+    algorithm = algorithms.build(algorithms.configure(settings, target), target)
+    untrained = count(measure(algorithm, target, prompts[:2], limits=limits, k=3).answers, 3)
+
+    optimizer = torch.optim.AdamW(algorithm.drafter.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0)
+    batches = [rows[start::4] for start in range(4)]
+    layouts = [algorithm.collate(captured) for captured in target.capture(batches)]
+    for step in range(MAX_STEPS):
+        for group in optimizer.param_groups:
+            group["lr"] = LR * min(1, (step + 1) / 10) * min(1, 3 * (1 - step / MAX_STEPS))
+        loss = algorithm.loss(layouts[step % 4])
+        (loss.total / loss.num_tokens).backward()
+        torch.nn.utils.clip_grad_norm_(algorithm.drafter.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    measured = measure(algorithm, target, prompts, limits=limits, k=3)
+    drafts, accepted, per_position = count(measured.answers, 3)
+    assert 1 + untrained[1] / untrained[0] < 1.5
+    assert 1 + accepted / drafts >= 3.5, per_position
+    assert [answer.ids for answer in measured.answers] == measured.plain
