@@ -7,6 +7,7 @@ server's own count of completion tokens chooses among them.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator
@@ -90,14 +91,19 @@ class TargetTokenizer:
     ) -> Iterator[str]:
         """Texts that the answer may have been, the likeliest first: as the template writes it, then as models do."""
         prompt = self._render(messages, tools, switches)
-        rendered = self._render([*messages, answer], tools, switches, generation_prompt=False)
         reasoning, content = answer["reasoning_content"], answer["content"]
-        # A template writes a whole turn: an empty thought where there was none, and a thought that was cut as closed.
-        if rendered.startswith(prompt) and (answer.get("tool_calls") or (reasoning and content)):
-            turn, _, _ = rendered[len(prompt) :].partition(self.end_of_turn)
-            yield turn if cut else turn + self.end_of_turn
-        for text in _texts(reasoning, content, is_open=prompt.rstrip().endswith(OPEN), cut=cut):
-            yield text if cut else text + self.end_of_turn
+        is_open = prompt.rstrip().endswith(OPEN)
+        if reasoning[:1].isspace() or content[:1].isspace():
+            # The server strips nothing, so what stands between the marks is known.
+            texts = _raw(reasoning, content, start="" if is_open else OPEN)
+        else:
+            texts = _stripped(reasoning, content, start="" if is_open else f"{OPEN}\n", cut=cut)
+            # A template writes whole turns: an empty thought where there was none, an end where the answer was cut.
+            rendered = self._render([*messages, answer], tools, switches, generation_prompt=False)
+            if rendered.startswith(prompt) and (answer.get("tool_calls") or (reasoning and content)):
+                texts = [rendered[len(prompt) :].partition(self.end_of_turn)[0], *texts]
+        end = "" if cut else self.end_of_turn
+        yield from (text + end for text in texts)
 
     def _render(
         self, messages: Conversation, tools: list[JSON] | None, switches: JSON, *, generation_prompt: bool = True
@@ -162,17 +168,25 @@ def _switches(thinking: bool | None, template_kwargs: JSON | None) -> JSON:
     return ({} if thinking is None else {"enable_thinking": thinking}) | (template_kwargs or {})
 
 
-def _texts(reasoning: str, content: str, *, is_open: bool, cut: bool) -> list[str]:
-    """The thought in its marks and the answer after it. `is_open`: the prompt has opened the thought already."""
-    start = "" if is_open else f"{OPEN}\n"
+def _raw(reasoning: str, content: str, *, start: str) -> list[str]:
+    if not reasoning:
+        return [content]
+    if content:
+        return [f"{start}{reasoning}{CLOSE}{content}"]
+    return [f"{start}{reasoning}", reasoning, f"{start}{reasoning}{CLOSE}"]
+
+
+def _stripped(reasoning: str, content: str, *, start: str, cut: bool) -> list[str]:
     if not reasoning:
         return [content, f"{start}\n{CLOSE}\n\n{content}"]
     if content:
         return [f"{start}{reasoning}\n{CLOSE}\n\n{content}", f"{start}{reasoning}{CLOSE}\n\n{content}"]
+    # vLLM takes an answer that never opened its thought for a thought.
+    texts = [f"{start}{reasoning}", reasoning]
     if cut:
-        # Servers strip the thought: one token more than this is a space or a line break, nobody can tell which.
-        return [f"{start}{reasoning}"]
-    return [f"{start}{reasoning}{rest}" for rest in ("", "\n", f"\n{CLOSE}", f"\n{CLOSE}\n\n", CLOSE)]
+        # What one more token would be, a space, a line break or the closing mark, nobody can tell.
+        return texts
+    return texts + [f"{start}{reasoning}{rest}" for rest in ("\n", f"\n{CLOSE}", f"\n{CLOSE}\n\n", CLOSE)]
 
 
 def _plain(message: JSON) -> JSON:
@@ -190,8 +204,7 @@ def _plain(message: JSON) -> JSON:
 def _plain_call(call: JSON) -> JSON:
     function = call.get("function", {})
     arguments = function.get("arguments")
-    try:
-        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
-        pass
+    if isinstance(arguments, str):
+        with contextlib.suppress(ValueError):  # a model wrote it: it stays text where it is no JSON
+            arguments = json.loads(arguments)
     return {**call, "function": {**function, "arguments": arguments}}

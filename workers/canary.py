@@ -6,6 +6,7 @@ timeout too small for `max_tokens`: each of them gives answers that look well an
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -222,7 +223,7 @@ class _Canary:
         if timeout_s < least:
             raise Mismatch(
                 f"worker.request_timeout_s = {timeout_s:g} would cut every long answer: {counted}, even when it has "
-                f"nothing else to do. Set it to {least * HEADROOM:.3g} or more, or leave it out."
+                f"nothing else to do. Set it to {math.ceil(least * HEADROOM)} or more, or leave it out."
             )
         if timeout_s < least * HEADROOM:
             return [f"worker.request_timeout_s = {timeout_s:g} is near: {counted} when it has nothing else to do"]

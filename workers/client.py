@@ -59,12 +59,13 @@ class Client:
         self._sdk: dict[str, AsyncOpenAI] = {}
 
     async def complete(self, url: str, body: dict[str, Any]) -> Answer:
-        """POST /v1/chat/completions. Raises Transient if there was no answer."""
-        rest = {key: value for key, value in body.items() if key not in ("model", "messages")}
+        """POST /v1/chat/completions. Raises Transient if there was no answer.
+
+        The body goes as it is and the answer stays bytes: `create` walks the messages by their types, raw response or
+        not (1.0 ms of CPU a request against 0.6, openai 3.57).
+        """
         try:
-            response = await self._client(url).chat.completions.with_raw_response.create(
-                model=body["model"], messages=body["messages"], extra_body=rest
-            )
+            response = await self._client(url).post("/chat/completions", cast_to=httpx2.Response, body=body)
         except APIStatusError as error:
             return error.status_code, error.response.headers, error.response.content
         except APITimeoutError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -95,6 +96,7 @@ class FakeProcess(Remote):
         super().__init__("")
         behaviour = Behaviour(**settings).model_dump(exclude_unset=True)
         self._command = [sys.executable, "-m", "draftfleet.testing", "--port", str(port), json.dumps(behaviour)]
+        self._command += ["--parent", str(os.getpid())]
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from aiohttp import web
 from pydantic import ValidationError
 
-from draftfleet.testing.answers import Answer, Speaker
+from draftfleet.testing import wire
+from draftfleet.testing.answers import Speaker
 from draftfleet.testing.behaviour import Behaviour, Fault
-from draftfleet.tokens import load
+from draftfleet.tokens import TargetTokenizer, load
 
 
 class App:
@@ -61,21 +61,30 @@ class App:
         row["requests"] += 1
         fault = self.behaviour.fault(prompt)
         response = await self._strike(request, fault) if fault else None
-        response = response or self._refused(request, body)
-        if response is not None:
-            return response
+        return response or await self._answer(request, body, prompt, row, fault)
+
+    async def _answer(
+        self, request: web.Request, body: dict[str, Any], prompt: str, row: dict[str, int], fault: Fault | None
+    ) -> web.StreamResponse:
+        key = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        refusal = wire.refusal(self.behaviour, body, key)
+        if refusal is not None:
+            return self._refuse(*refusal)
+        kind = fault.kind if fault else None
         answer = self._speaker.answer(body, prompt)
-        if fault and fault.kind in ("cut_in_thought", "end_in_thought"):
-            answer = self._speaker.ended_in_thought(answer, cut=fault.kind == "cut_in_thought")
-        limit = self.behaviour.max_model_len
-        if limit is not None and len(answer.prompt_ids) + (body.get("max_tokens") or 1) > limit:
-            return self._refuse(400, _TOO_LONG.format(limit, body.get("max_tokens") or 1, len(answer.prompt_ids)))
+        if kind in ("cut_in_thought", "end_in_thought"):
+            answer = self._speaker.ended_in_thought(answer, cut=kind == "cut_in_thought")
+        refusal = wire.too_long(self.behaviour, body, answer)
+        if refusal is not None:
+            return self._refuse(*refusal)
         async with self._slot():
             await self._take_time(len(answer.token_ids))
         if not self.behaviour.alive:
             return _dropped(request)
-        payload = json.dumps(self._body(body, answer, fault)).encode()
-        if fault and fault.kind == "cut":
+        with_ids = bool(body.get("return_token_ids"))
+        spoken = wire.completion(self.behaviour, answer, number=self._requests, kind=kind, with_ids=with_ids)
+        payload = json.dumps(spoken).encode()
+        if kind == "cut":
             return await _cut(request, payload)
         self._statuses[200] += 1
         self._tokens += len(answer.token_ids)
@@ -84,46 +93,28 @@ class App:
         return web.Response(body=payload, content_type="application/json")
 
     async def models(self, request: web.Request) -> web.StreamResponse:
-        if not self.behaviour.alive:
-            return _dropped(request)
-        if not self.behaviour.ready:
-            return self._refuse(503, "loading")
-        entry: dict[str, Any] = {"id": self.behaviour.model, "object": "model", "created": 0}
-        if self.behaviour.shape == "vllm":
-            entry |= {"owned_by": "vllm", "root": self.behaviour.model, "parent": None}
-            entry["max_model_len"] = self.behaviour.max_model_len
-        elif self.behaviour.shape == "transformers":
-            entry |= {"owned_by": "local", "status": {"value": "loaded"}}
-        else:
-            entry |= {"owned_by": "fake"}
-        return web.json_response({"object": "list", "data": [entry]})
+        return self._look(request) or web.json_response(wire.models(self.behaviour))
 
     async def health(self, request: web.Request) -> web.StreamResponse:
-        if not self.behaviour.alive:
-            return _dropped(request)
-        if not self.behaviour.ready:
-            return self._refuse(503, "loading")
-        return web.Response() if self.behaviour.shape == "vllm" else web.json_response({"status": "ok"})
+        well = web.Response() if self.behaviour.shape == "vllm" else web.json_response({"status": "ok"})
+        return self._look(request) or well
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
-        if not self.behaviour.alive:
-            return _dropped(request)
-        if self.behaviour.shape != "vllm":
+        if self.behaviour.alive and self.behaviour.shape != "vllm":
             return self._refuse(404, "Not Found")
-        label = f'{{engine="0",model_name="{self.behaviour.model}"}}'
-        values = {
-            "num_requests_running": self._running,
-            "num_requests_waiting": len(self._queue),
-            "kv_cache_usage_perc": min(self._running / (self.behaviour.slots or 256), 1.0),
-            "num_preemptions_total": 0,
-            "generation_tokens_total": self._tokens,
-        }
-        return web.Response(text="".join(f"vllm:{name}{label} {float(value)}\n" for name, value in values.items()))
+        text = wire.metrics(self.behaviour, running=self._running, waiting=len(self._queue), tokens=self._tokens)
+        return self._look(request) or web.Response(text=text)
 
     async def version(self, request: web.Request) -> web.StreamResponse:
-        if self.behaviour.shape != "vllm":
+        if self.behaviour.alive and self.behaviour.shape != "vllm":
             return self._refuse(404, "Not Found")
-        return web.json_response({"version": "0.33.0"})
+        return self._look(request) or web.json_response({"version": "0.33.0"})
+
+    def _look(self, request: web.Request) -> web.StreamResponse | None:
+        """What a look at a server that is dead or loading gets."""
+        if not self.behaviour.alive:
+            return _dropped(request)
+        return None if self.behaviour.ready else self._refuse(503, "loading")
 
     # -- what is not
 
@@ -185,56 +176,9 @@ class App:
                 pass
         return None
 
-    def _refused(self, request: web.Request, body: dict[str, Any]) -> web.Response | None:
-        """What a healthy server refuses by itself."""
-        key = self.behaviour.api_key
-        if key is not None and request.headers.get("Authorization") != f"Bearer {key}":
-            return self._refuse(401, "Unauthorized")
-        if not self.behaviour.ready:
-            return self._refuse(503, "loading")
-        if body.get("model") != self.behaviour.model:
-            if self.behaviour.shape == "transformers":
-                return self._refuse(400, f"Server is pinned to '{self.behaviour.model}'; requested '{body['model']}'.")
-            return self._refuse(404, f"The model `{body.get('model')}` does not exist.")
-        if self.behaviour.shape == "transformers" and "return_token_ids" in body:
-            return self._refuse(422, "Unexpected fields in the request: {'return_token_ids'}")
-        return None
-
     def _refuse(self, status: int, message: str) -> web.Response:
         self._statuses[status] += 1
-        if self.behaviour.shape == "transformers":
-            return web.json_response({"detail": message}, status=status)
-        error = {"message": message, "type": "FakeError", "param": None, "code": status}
-        return web.json_response({"error": error}, status=status)
-
-    def _body(self, request: dict[str, Any], answer: Answer, fault: Fault | None) -> dict[str, Any]:
-        kind = fault.kind if fault else None
-        if kind == "no_reasoning":
-            answer = replace(answer, reasoning=None, content=answer.content or "")
-        message: dict[str, Any] = {"role": "assistant", "content": answer.content}
-        if self.behaviour.shape == "openai" and answer.reasoning and kind != "rename_reasoning":
-            closed = f"\n</think>\n\n{answer.content}" if answer.content else ""
-            message["content"] = f"<think>\n{answer.reasoning}{closed}"
-        elif answer.reasoning:
-            field = "reasoning" if self.behaviour.shape == "vllm" else "reasoning_content"
-            message["thoughts" if kind == "rename_reasoning" else field] = answer.reasoning
-        if self.behaviour.shape == "transformers":
-            message["content"] = message["content"] or ""
-        choice: dict[str, Any] = {"index": 0, "message": message}
-        choice["finish_reason"] = "abort" if kind == "abort" else answer.finish_reason
-        body: dict[str, Any] = {"id": f"chatcmpl-{self._requests}", "object": "chat.completion"}
-        body |= {"created": int(time.time()), "model": self.behaviour.model, "choices": [choice]}
-        if kind != "no_usage":
-            prompt, completion = len(answer.prompt_ids), len(answer.token_ids)
-            body["usage"] = {
-                "prompt_tokens": prompt,
-                "completion_tokens": completion,
-                "total_tokens": prompt + completion,
-            }
-        if self.behaviour.shape == "vllm" and request.get("return_token_ids") and kind != "no_ids":
-            body["prompt_token_ids"] = answer.prompt_ids
-            choice["token_ids"] = answer.token_ids[:-1] if kind == "wrong_ids" else answer.token_ids
-        return body
+        return web.json_response(wire.error(self.behaviour, status, message), status=status)
 
     def _row(self, body: dict[str, Any]) -> dict[str, int]:
         last = next((message for message in reversed(body["messages"]) if message["role"] == "user"), {})
@@ -282,17 +226,17 @@ class App:
 
     async def _sign(self, request: web.Request, response: web.StreamResponse) -> None:
         response.headers["Server"] = "uvicorn"
+        response.headers.update(wire.HEADERS[self.behaviour.shape])
 
 
-_TOO_LONG = (
-    "This model's maximum context length is {} tokens. However, you requested {} output tokens and your prompt "
-    "contains at least {} input tokens. Please reduce the length of the input prompt or the number of requested "
-    "output tokens."
-)
+@cache
+def _tokenizer(path: str) -> TargetTokenizer:
+    """Kept: every change of behaviour asks for it."""
+    return load(path)
 
 
 def _speaker(behaviour: Behaviour) -> Speaker:
-    tokenizer = load(behaviour.tokenizer) if behaviour.tokenizer else None
+    tokenizer = _tokenizer(behaviour.tokenizer) if behaviour.tokenizer else None
     return Speaker(tokenizer, behaviour.tokens, behaviour.spread)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -48,18 +49,18 @@ def parse(body: dict[str, Any]) -> Completion:
         message: dict[str, Any] = choice["message"]
         finish_reason = choice.get("finish_reason")
         usage: dict[str, Any] = body.get("usage") or {}
-        content: str | None = message.get("content")
+        content = _text_or_none(message.get("content"))
         tool_calls: list[dict[str, Any]] | None = message.get("tool_calls") or None
         model = str(body.get("model") or "")
+        outcome = outcome_of(_text_or_none(finish_reason))
     except (KeyError, IndexError, TypeError, AttributeError):
         shown = start_of(json.dumps(body, ensure_ascii=False))
         raise Transient(f"the server answered 200 with a body that is no chat completion: {shown!r}.") from None
-    outcome = outcome_of(finish_reason)
     reasoning, source, content = split_reasoning(message, content)
     return Completion(
         model=model,
         outcome=outcome,
-        finish_reason=cast(str, finish_reason),
+        finish_reason=str(finish_reason),
         reasoning=reasoning,
         reasoning_source=source,
         content=content,
@@ -69,7 +70,7 @@ def parse(body: dict[str, Any]) -> Completion:
     )
 
 
-def outcome_of(finish_reason: object) -> Outcome:
+def outcome_of(finish_reason: str | None) -> Outcome:
     """`length`, and any reason we do not know, is truncated: the answer ended before the model ended it."""
     if finish_reason is None or finish_reason in BROKEN_OFF:
         raise Transient(f"the server broke the answer off: finish_reason = {finish_reason!r}.")
@@ -89,7 +90,8 @@ def split_reasoning(message: Mapping[str, Any], content: str | None) -> tuple[st
         return None, None, content
     thought, closed, rest = content.partition("</think>")
     thought = thought.lstrip().removeprefix("<think>").strip("\n")
-    return thought, "think_tags", rest.lstrip("\n") if closed else None
+    answer = rest.lstrip("\n") if closed else None
+    return (thought, "think_tags", answer) if thought else (None, None, answer)
 
 
 def classify(status: int, headers: Mapping[str, str], body: str | bytes) -> ServerError:
@@ -110,7 +112,8 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
     """Retry-After as seconds from now: it comes as seconds or as an HTTP date. None if absent or unreadable."""
     value = next((value for key, value in headers.items() if key.lower() == "retry-after"), "").strip()
     try:
-        return max(float(value), 0.0)
+        seconds = float(value)
+        return max(seconds, 0.0) if math.isfinite(seconds) else None
     except ValueError:
         pass
     try:
@@ -133,6 +136,12 @@ def model_entries(models: Mapping[str, Any]) -> list[dict[str, Any]]:
         return []
     entries = cast(list[object], data)
     return [cast(dict[str, Any], entry) for entry in entries if isinstance(entry, dict) and "id" in entry]
+
+
+def _text_or_none(value: object) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
 
 
 def _count(usage: Mapping[str, Any], key: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,11 +15,15 @@ GIVES_TOKEN_IDS = False
 request = openai.request
 classify = openai.classify
 
+STOP_TOKENS = re.compile(r"\s*(<\|im_end\|>|<\|endoftext\|>|<\|eot_id\|>)+\s*$")
+"""Stand as text at the end of a thought that the model ended its answer in (transformers 5.24)."""
+
 
 def parse(body: dict[str, Any]) -> Completion:
     completion = openai.parse(body)
+    reasoning = STOP_TOKENS.sub("", completion.reasoning) if completion.reasoning else None
     # It names a hub model with its revision, which the request need not have.
-    return replace(completion, model=completion.model.removesuffix("@main"))
+    return replace(completion, reasoning=reasoning, model=completion.model.removesuffix("@main"))
 
 
 def recognizes(models: Mapping[str, Any], metrics: str, headers: Mapping[str, str]) -> bool:
