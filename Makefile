@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench referee docs venv
+.PHONY: help demo test check bench referee docs static venv
 
 VENV ?= .venv
 RUN := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(VENV)/bin/python
@@ -25,11 +25,12 @@ demo: venv  ## the whole path on this machine, on a tiny target: a few minutes o
 test: venv  ## install what is needed and run all tests
 	@$(RUN) -m pytest
 
-check: venv  ## format, lint, types, tests: what has to pass before a commit
+check: static test  ## format, lint, types, tests: what has to pass before a commit
+
+static: venv
 	@$(RUN) -m ruff format --check .
 	@$(RUN) -m ruff check .
 	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(RUN) -m pyright
-	@$(RUN) -m pytest
 
 bench: venv  ## measure every figure of benchmarks/
 	@for script in benchmarks/*.py; do echo "== $$script"; $(RUN) "$$script"; done

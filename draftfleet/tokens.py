@@ -158,10 +158,10 @@ def context_tokens(path: str | Path) -> int | None:
         config = json.loads((Path(path) / "config.json").read_text())
     except (OSError, ValueError):
         return None
-    for part in (config, config.get("text_config") or {}):
-        if isinstance(part.get("max_position_embeddings"), int):
-            return part["max_position_embeddings"]
-    return None
+    # A model of text and images has a part of its own for text.
+    parts = [config, config.get("text_config")] if isinstance(config, dict) else []
+    said = [cast(JSON, part).get("max_position_embeddings") for part in parts if isinstance(part, dict)]
+    return next((tokens for tokens in said if isinstance(tokens, int)), None)
 
 
 def _switches(thinking: bool | None, template_kwargs: JSON | None) -> JSON:

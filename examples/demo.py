@@ -42,6 +42,14 @@ SETTINGS = ROOT / "examples" / "demo.toml"
 WORKSPACE = ROOT / "demo-run"
 INTERRUPTED = 128 + signal.SIGINT
 
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "OMP_NUM_THREADS": "1",  # on two shared cores a second thread waits for the first more than it computes
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""Of this process, before it loads what reads them, and so of its children."""
+
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -52,6 +60,8 @@ def main() -> int:
     options = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupted)
+    for variable, value in ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
     workspace: Path = options.workspace.absolute()
     again = "make demo" if workspace == WORKSPACE else f"python examples/demo.py --workspace {workspace}"
     os.chdir(ROOT)  # the target is named by its path from here, and the server knows it under this name
@@ -149,7 +159,7 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
     """End in good order; at the next signal end at once, and the kernel ends the children."""
     for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(one, lambda number, frame: os._exit(INTERRUPTED))
-    console.print("\nstopping: work in flight is put aside (Ctrl-C again ends it at once)")
+    os.write(sys.stderr.fileno(), b"\nstopping: work in flight is put aside (Ctrl-C again ends it at once)\n")
     raise KeyboardInterrupt
 
 

@@ -5,7 +5,6 @@ Your own servers are yours to start; the demo starts one so that it needs nothin
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import urllib.error
@@ -42,9 +41,7 @@ class InferenceServer:
         self._answered = False
 
     def __enter__(self) -> Self:
-        # One thread: on two shared cores a second one waits for the first more than it computes.
-        offline = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        self._child = children.spawn(self._argv, log=self.log, env={**os.environ, **offline})
+        self._child = children.spawn(self._argv, log=self.log)
         return self
 
     def __exit__(

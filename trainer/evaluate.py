@@ -21,7 +21,17 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
 from draftfleet import tokens
 from draftfleet.errors import DrafterError, TrainingError
@@ -275,15 +285,22 @@ def _tracking(progress: bool) -> Generator[Track]:
         TextColumn("{task.description:>20}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.speed:.2f}/s", justify="right"),
+        _Rate(),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True)) as bars:
 
         def track(items: Sequence[T], title: str) -> Iterable[T]:
-            return bars.track(items, description=title)
+            return bars.track(items, description=title) if items else items
 
         yield track
+
+
+class _Rate(ProgressColumn):
+    """A task has no speed until its second item."""
+
+    def render(self, task: Task) -> Text:
+        return Text("" if task.speed is None else f"{task.speed:.2f}/s")
 
 
 def _logged(items: Sequence[T], title: str) -> Iterable[T]:

@@ -35,6 +35,7 @@ from workers.node_lock import NodeLock
 from workers.partials import Partials
 from workers.pool import Pool
 from workers.servers import Servers
+from workers.suspects import Suspects
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class Node:
         self.loop = Loop()
         self.guard = Guard(self._storage_changed)
         self.holdings = Holdings(self.guard, on_lost=lambda batch: batch.stop("lost"))
+        self.suspects = Suspects(self.draining)
         self._lock = lock
         self._runs: dict[tuple[str, str], OpenRun] = {}
         self._runs_lock = threading.Lock()
@@ -133,7 +135,8 @@ class Node:
             return False
         held = self.holdings.all()
         batch_rows = max((len(batch.prompts) for batch in held), default=0) or self.settings.producer.batch_size
-        num_coming = max(0, num_received - sum(batch.is_submitted for batch in held))
+        num_idle = self.suspects.num_waiting + sum(batch.is_submitted for batch in held)
+        num_coming = max(0, num_received - num_idle)
         num_waiting = self.pool.num_waiting + num_coming * batch_rows
         return num_waiting < self.settings.worker.watermark_batches * batch_rows
 

@@ -56,7 +56,11 @@ def generate(node: Node, body: dict[str, Any], task_id: str) -> None:
         log.info(event("second delivery dropped", run=message.run, batch=message.batch, holder="this process"))
         return
     try:
-        _claim(node, found, message.batch, task_id)
+        with node.suspects.turn(message.batch) as is_our_turn:
+            if is_our_turn:
+                _claim(node, found, message.batch, task_id)
+            else:
+                _publish_again(node, found.run, message.batch)
     finally:
         node.holdings.free(key)
 
@@ -125,6 +129,8 @@ def _over(run: Run, name: str) -> str | None:
         return "done"
     if row is not None and run.is_done(parent):
         return "done as a whole"
+    if run.is_dead(name):
+        return "given up"
     return "split" if row is None and run.is_split(name) else None
 
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections import Counter, deque
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -130,9 +130,7 @@ class App:
         except ValidationError as error:
             return web.json_response({"error": str(error)}, status=400)
         self._speaker = _speaker(self.behaviour)
-        self._changed.set()
-        self._changed = asyncio.Event()
-        self._let_in()
+        self._wake()
         return web.json_response(self.behaviour.model_dump())
 
     async def stats(self, request: web.Request) -> web.Response:
@@ -160,7 +158,7 @@ class App:
                 return _dropped(request)
             case "die":
                 self.behaviour.alive = False
-                self._changed.set()
+                self._wake()
                 return _dropped(request)
             case "status":
                 response = self._refuse(fault.status, "ordered fault")
@@ -187,9 +185,12 @@ class App:
     # -- time and room
 
     async def _take_time(self, num_tokens: int) -> None:
-        seconds = self.behaviour.latency_s + self.behaviour.seconds_per_token * num_tokens
-        if seconds:
-            await asyncio.sleep(seconds)
+        """Ends early when the server dies."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self.behaviour.latency_s + self.behaviour.seconds_per_token * num_tokens
+        while self.behaviour.alive and end > loop.time():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), end - loop.time())
 
     @asynccontextmanager
     async def _slot(self) -> AsyncGenerator[None]:
@@ -216,9 +217,16 @@ class App:
         self._running -= 1
         self._let_in()
 
+    def _wake(self) -> None:
+        """The behaviour has changed: those who wait for something look again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+        self._let_in()
+
     def _let_in(self) -> None:
-        """Give free slots to those who wait, first come first served."""
-        while self._queue and (self.behaviour.slots is None or self._running < self.behaviour.slots):
+        """Give free slots to those who wait, first come first served. A dead server lets all go."""
+        slots = self.behaviour.slots if self.behaviour.alive else None
+        while self._queue and (slots is None or self._running < slots):
             turn = self._queue.popleft()
             if not turn.done():
                 self._running += 1

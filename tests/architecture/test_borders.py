@@ -7,6 +7,7 @@ import importlib.machinery
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,7 @@ def imports(source: str, file: str) -> Iterator[Import]:
     return walk(ast.parse(source), in_function=False)
 
 
+@cache
 def all_imports() -> list[Import]:
     return [one for path in modules() for one in imports(path.read_text(), str(path.relative_to(ROOT)))]
 

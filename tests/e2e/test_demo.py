@@ -46,7 +46,7 @@ class Demo:
     workspace: Path
     terminal: bool = False
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
-    _known: set[psutil.Process] = field(default_factory=set[psutil.Process])
+    known: set[psutil.Process] = field(default_factory=set[psutil.Process])
 
     def start(self) -> Demo:
         knobs = [f"--set={name}={value}" for name, value in SMALL.items()]
@@ -84,10 +84,10 @@ class Demo:
     def family(self) -> list[str]:
         """The command lines of its living processes: those below it, those that were, and those with its mark."""
         if self.process.poll() is None:
-            self._known.update(psutil.Process(self.process.pid).children(recursive=True))
-        self._known.update(process for process in psutil.process_iter() if self._is_marked(process))
+            self.known.update(psutil.Process(self.process.pid).children(recursive=True))
+        self.known.update(process for process in psutil.process_iter() if self._is_marked(process))
         found: list[str] = []
-        for process in self._known:
+        for process in self.known:
             try:
                 if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(" ".join(process.cmdline()))
@@ -220,19 +220,16 @@ def test_a_finished_run_is_only_told_again(story: Story) -> None:
     assert "transformers serve" not in told
 
 
-def test_a_part_that_ends_is_named_with_its_last_words(tmp_path: Path) -> None:
-    broken = {"worker.dialect": "esperanto"}
+def test_a_part_that_ends_is_named_and_takes_the_rest_with_it(tmp_path: Path) -> None:
+    demo = Demo(tmp_path).start()
+    demo.wait(lambda: _has(demo, "draftfleet trainer"), "the start of all parts")
 
-    ended = subprocess.run(
-        [sys.executable, str(SCRIPT), f"--workspace={tmp_path}", "--set=producer.limit=2"]
-        + [f"--set={name}={value}" for name, value in broken.items()],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    [flower] = [process for process in demo.known if "flower" in process.cmdline()]
+    flower.kill()
+    code, output, told = demo.end()
 
-    assert ended.returncode not in (0, 130)
-    assert "`draftfleet work` ended with code" in ended.stderr
-    assert "esperanto" in ended.stderr
-    assert ended.stdout == ""
+    assert code == 1
+    assert output == ""
+    assert "`draftfleet flower` ended with code -9" in told
+    assert f"{tmp_path}/logs" in told
+    assert _what_stays(demo) == []

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -286,7 +287,13 @@ def demo(target: Path) -> Settings:
     if not (workspace / "data").is_dir():
         pytest.skip(f"{workspace} is no workspace of `make demo`: run it first, or set REFEREE_DEMO_RUN")
     flags = {"storage.url": f"file://{workspace}/data", "target.path": str(target)}
-    return load(ROOT / "examples" / "demo.toml", flags)
+    settings = load(ROOT / "examples" / "demo.toml", flags)
+    prompts = evaluation_of(settings)["prompts"] + evaluation_of(settings)["prompts_too_long"]
+    return load(ROOT / "examples" / "demo.toml", {**flags, "evaluation.prompts": prompts})
+
+
+def evaluation_of(settings: Settings) -> dict[str, Any]:
+    return json.loads((home(settings) / "evaluation.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -309,12 +316,12 @@ def demo_served(
 def test_vllm_accepts_from_the_demo_s_drafter_what_our_evaluation_says(
     demo: Settings, demo_prompts: list[list[int]], demo_served: Served, figure: Callable[[str, object], None]
 ) -> None:
-    ours = json.loads((home(demo) / "evaluation.json").read_text())
+    ours = evaluation_of(demo)
     exported = json.loads((home(demo) / "export" / "vllm" / "export.json").read_text())
 
     figure("demo's drafter in vLLM", demo_served.summary)
     figure("demo's drafter in our own evaluation", f"{ours['acceptance_length']:.3f}, {ours['drafts']} drafts")
-    assert ours["prompts"] == len(demo_prompts)
+    assert (ours["k"], ours["prompts"]) == (K, len(demo_prompts))
     assert ours["checkpoint"] == f"step-{exported['step']:06d}"
     assert abs(demo_served.acceptance_length - ours["acceptance_length"]) <= TOLERANCE
 

@@ -1,0 +1,51 @@
+"""Rows that may have ended their worker take turns: one at a time, so that a worker that ends accuses one row only.
+
+A row stands alone in its batch when the whole batch had kept ending its worker (draftfleet.reconcile). Had a worker
+taken all rows of such a batch at once, each would count the next end as its own, and be given up with the bad one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from draftfleet.runs import parent_of
+
+LOOK_S = 0.2
+
+
+class Suspects:
+    def __init__(self, draining: threading.Event) -> None:
+        self.num_waiting = 0
+        self._draining = draining
+        self._turn = threading.Lock()
+        self._count = threading.Lock()
+
+    @contextmanager
+    def turn(self, batch: str) -> Generator[bool]:
+        """Wait for the turn of a single row; a whole batch need not wait. False if the node drains meanwhile."""
+        if parent_of(batch)[1] is None:
+            yield True
+            return
+        if not self._wait():
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            self._turn.release()
+
+    def _wait(self) -> bool:
+        self._add(1)
+        try:
+            while not self._draining.is_set():
+                if self._turn.acquire(timeout=LOOK_S):
+                    return True
+            return False
+        finally:
+            self._add(-1)
+
+    def _add(self, change: int) -> None:
+        with self._count:
+            self.num_waiting += change
