@@ -13,11 +13,11 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
@@ -42,19 +42,14 @@ from draftfleet.settings import Settings
 from draftfleet.storage import open_storage
 from trainer import algorithms, checkpoint, drafter
 from trainer.algorithms import Algorithm
-from trainer.speculate import Answer, Limits, decode, decode_batch, decode_with_drafter
+from trainer.measure import Track, count, measure
+from trainer.speculate import Limits
 from trainer.targets import hf
 from trainer.targets.hf import HfTarget
 
 log = logging.getLogger(__name__)
 
 FILE = "evaluation.json"
-
-BATCH_PROMPTS = 32
-"""Prompts that are decoded plainly at once, for comparison."""
-
-TIMED_PROMPTS = 8
-"""Prompts that are also decoded plainly one by one, since speeds compare only at the same number of requests."""
 
 
 LOG_EVERY_S = 10
@@ -162,70 +157,6 @@ def evaluate(settings: Settings, *, progress: bool, folder: Path | None = None) 
     return evaluation
 
 
-class Track(Protocol):
-    """Pass items through, one by one, and show how many have passed."""
-
-    def __call__(self, items: Sequence[T], title: str) -> Iterable[T]: ...
-
-
-def untracked(items: Sequence[T], title: str) -> Iterable[T]:
-    return items
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """Answers with the drafter and plain ones to the same prompts; speeds of the first `timed`, one by one."""
-
-    answers: list[Answer]
-    plain: list[list[int]]
-    rechecked: int
-    timed: int
-    tokens_per_s: float
-    plain_tokens_per_s: float
-
-
-def measure(
-    algorithm: Algorithm,
-    target: HfTarget,
-    prompts: list[list[int]],
-    *,
-    limits: Limits,
-    k: int,
-    track: Track = untracked,
-) -> Measured:
-    """Answer every prompt with the drafter and plainly."""
-    timed = min(TIMED_PROMPTS, len(prompts))
-
-    def with_drafter(prompt: list[int]) -> Answer:
-        return decode_with_drafter(target, algorithm.proposer(), prompt, limits, k)
-
-    def plainly(prompt: list[int]) -> list[int]:
-        return decode(target, prompt, limits)
-
-    first, first_s = _timed(with_drafter, track(prompts[:timed], "with drafter, timed"))
-    alone, alone_s = _timed(plainly, track(prompts[:timed], "plain, timed"))
-    answers = first + [with_drafter(prompt) for prompt in track(prompts[timed:], "with drafter")]
-    groups = [prompts[start : start + BATCH_PROMPTS] for start in range(timed, len(prompts), BATCH_PROMPTS)]
-    plain = alone + [ids for group in track(groups, "plain, in batches") for ids in decode_batch(target, group, limits)]
-    differing = [index for index in range(timed, len(prompts)) if plain[index] != answers[index].ids]
-    for index in track(differing, "plain again, alone"):
-        plain[index] = plainly(prompts[index])
-    return Measured(
-        answers,
-        plain,
-        rechecked=len(differing),
-        timed=timed,
-        tokens_per_s=sum(len(answer.ids) for answer in first) / first_s,
-        plain_tokens_per_s=sum(map(len, alone)) / alone_s,
-    )
-
-
-def count(answers: list[Answer], k: int) -> tuple[int, int, list[float]]:
-    """Drafts, accepted tokens, and the share of drafts that were accepted up to each position."""
-    kept = [accepted for answer in answers for accepted in answer.accepted]
-    return len(kept), sum(kept), [sum(one > position for one in kept) / max(len(kept), 1) for position in range(k)]
-
-
 def load(folder: Path, settings: Settings) -> tuple[Algorithm, HfTarget]:
     """A drafter and its target, both in float32. Raises DrafterError or TargetError."""
     config, tensors = drafter.load(folder)
@@ -266,12 +197,6 @@ def _render(run: Run, settings: Settings, prompt: Prompt) -> list[int]:
         thinking=pinned.get("sampling.thinking", settings.sampling.thinking),
         template_kwargs=extra.get("chat_template_kwargs"),
     )
-
-
-def _timed(function: Callable[[list[int]], T], prompts: Iterable[list[int]]) -> tuple[list[T], float]:
-    started = time.perf_counter()
-    results = [function(prompt) for prompt in prompts]
-    return results, time.perf_counter() - started
 
 
 @contextmanager

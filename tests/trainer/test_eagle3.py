@@ -9,7 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GlmConfig,
+    GlmForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from draftfleet.settings import load
 from trainer import algorithms
@@ -336,3 +343,18 @@ def test_the_targets_scaling_of_positions_reaches_the_drafter(target: HfTarget) 
     assert scaled[0, 0].tolist() == pytest.approx([0.1 * torch.tensor(4.0).log().item() + 1] * config.head_dim)
     slow = config.head_dim // 2 - 1
     assert scaled[200, 0, slow] / scaled[0, 0, slow] == pytest.approx(plain[50, 0, slow].item(), abs=1e-6)
+
+
+def test_the_positions_of_a_drafter_are_turned_as_every_engine_turns_them() -> None:
+    sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3, "head_dim": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": 1}
+    glm = GlmForCausalLM(GlmConfig(**sizes, **heads)).eval()
+    gemma = Gemma3ForCausalLM(Gemma3TextConfig(**sizes, **heads)).eval()
+    assert glm.config.rope_parameters["partial_rotary_factor"] == 0.5
+    assert set(gemma.config.rope_parameters) == {"full_attention", "sliding_attention"}
+
+    of_glm = algorithms.configure(load(), HfTarget(glm, [0, 1, 2], "glm"))
+    of_gemma = algorithms.configure(load(), HfTarget(gemma, [0, 1, 2], "gemma"))
+
+    assert of_glm.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
+    assert of_gemma.rope_parameters == gemma.config.rope_parameters["full_attention"]

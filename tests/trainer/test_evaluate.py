@@ -21,6 +21,7 @@ from draftfleet.storage import open_storage
 from trainer import algorithms, checkpoint, evaluate, targets
 from trainer.checkpoint import State
 from trainer.data import Journal
+from trainer.measure import count
 from trainer.speculate import Answer, Limits, decode, decode_batch, decode_with_drafter
 from trainer.targets.hf import HfTarget
 
@@ -109,8 +110,8 @@ def test_an_answer_ends_at_its_limit_and_at_the_end_of_the_context(
 def test_counting_follows_vllm() -> None:
     answers = [Answer([1] * 9, [3, 3, 3], [3, 0, 2]), Answer([1] * 3, [3], [1])]
 
-    assert evaluate.count(answers, 3) == (4, 6, [3 / 4, 2 / 4, 1 / 4])
-    assert evaluate.count([Answer([1], [], [])], 2) == (0, 0, [0, 0])
+    assert count(answers, 3) == (4, 6, [3 / 4, 2 / 4, 1 / 4])
+    assert count([Answer([1], [], [])], 2) == (0, 0, [0, 0])
 
 
 # A run in a folder.

@@ -9,7 +9,7 @@ import torch
 from draftfleet import tokens
 from draftfleet.settings import load
 from trainer import algorithms, targets
-from trainer.evaluate import count, measure
+from trainer.measure import count, measure
 from trainer.speculate import Limits, decode_batch
 from trainer.targets import Row
 from trainer.targets.hf import HfTarget

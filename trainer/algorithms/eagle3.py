@@ -11,6 +11,7 @@ token t+1+i, and predicts token t+2+i. A worked example is in docs/drafters.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from trainer.algorithms.head import soft_cross_entropy
 from trainer.algorithms.layers import Attention, RMSNorm, Rotary, Spans, SwiGLU, attend, attend_last
 from trainer.drafter import DrafterConfig
 from trainer.targets import Captured, Target
+
+OF_THE_TARGET_ALONE = {"partial_rotary_factor", "mrope_section", "mrope_interleaved"}
 
 
 class MidLayer(nn.Module):
@@ -83,19 +86,17 @@ class Eagle3:
         rows = [row for one in captured if (row := _lay_out(one, self.config.ttt_steps)) is not None]
         if not rows:
             return None
-        starts = [0]
-        for row in rows:
-            starts.append(starts[-1] + row.draft_ids.shape[1])
+        drafting = [row.draft_ids.shape[1] for row in rows]
+        starts = accumulate(drafting[:-1], initial=0)
+        chosen = [row.chosen + start for row, start in zip(rows, starts, strict=True)]
         return Layout(
             hidden=_answers_first([row.hidden for row in rows], rows),
             positions=_answers_first([torch.arange(len(row.hidden)) for row in rows], rows).to(self._target.device),
             next_ids=_answers_first([row.next_ids for row in rows], rows).to(self._target.device),
             draft_ids=torch.cat([row.draft_ids for row in rows], dim=1).to(self._target.device),
-            chosen=torch.cat([row.chosen + start for row, start in zip(rows, starts, strict=False)]).to(
-                self._target.device
-            ),
+            chosen=torch.cat(chosen).to(self._target.device),
             last=torch.cat([row.last for row in rows]),
-            spans=Spans([row.draft_ids.shape[1] for row in rows], [row.context for row in rows]),
+            spans=Spans(drafting, [row.context for row in rows]),
         )
 
     def loss(self, layout: Layout | None) -> Loss:
@@ -284,6 +285,11 @@ def initialise(drafter: Drafter, target: Target) -> None:
 
 
 def _rope_parameters(config: Any) -> dict[str, Any]:
-    """The target's, in the flat form; where it has one set for each kind of layer, that of full attention."""
+    """The target's base and scaling, in the flat form; of full attention, where kinds of layers differ.
+
+    What only the target's own attention does is left out: turning a part of each head, positions of images. An engine
+    that reads it would draft otherwise than was trained.
+    """
     parameters = dict(config.rope_parameters)
-    return dict(parameters.get("full_attention", parameters))
+    flat = dict(parameters.get("full_attention", parameters))
+    return {name: value for name, value in flat.items() if name not in OF_THE_TARGET_ALONE}
