@@ -102,7 +102,11 @@ class Reconciler:
         if claim.attempts < self._knobs.max_attempts:
             self._publish(run, [claim.name])
             return
-        prompts = run.read_prompts(claim.name)
+        try:
+            prompts = run.read_prompts(claim.name)
+        except (CorruptFile, FileNotFoundError) as error:  # its neighbours go on; `status` keeps showing it as pending
+            log.error(event("batch has no prompts", run=run.name, batch=claim.name, error=str(error)))
+            return
         if len(prompts) == 1:
             run.bury(claim.name, _given_up(run, claim, prompts[0]))
             log.error(event("row given up", run=run.name, batch=claim.name, attempts=claim.attempts))

@@ -102,6 +102,23 @@ def test_a_batch_out_of_attempts_is_split_and_only_its_lone_bad_row_is_given_up(
     assert "the only one of its batch" in str(run.dead()[bad].error)
 
 
+def test_a_damaged_prompt_shard_does_not_keep_other_lapsed_batches_waiting(
+    reconciler: Reconciler, client: redis.Redis, run: Run, knobs: Any, until: Until, make_prompts: Any
+) -> None:
+    damaged, sound = batch_id("train", 0), batch_id("train", 1)
+    run.storage.put(f"run/prompts/{damaged}.jsonl.gz", b"not gzip")
+    run.write_prompts(sound, make_prompts(1))
+    lapse(client, run, knobs, damaged, reconciler, until)
+    claims = Claims(client, run.run_id, knobs, "victim")
+    claims.take(damaged)
+    claims.take(sound)
+
+    seen: list[int] = []
+    until(lambda: seen.append(reconciler.sweep()) or sum(seen) == 2)
+
+    assert client.llen(retry_queue(MODEL)) == 2
+
+
 def test_a_message_that_was_lost_is_replaced_once_the_queue_is_empty(
     reconciler: Reconciler, client: redis.Redis, app: Celery, run: Run, make_prompts: Any, until: Until
 ) -> None:
