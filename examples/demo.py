@@ -16,6 +16,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
@@ -84,9 +85,8 @@ def demo(workspace: Path, flags: dict[str, Any]) -> dict[str, Any]:
     """From prompts to a judged drafter; what an earlier start has done is not done again."""
     flags = {"storage.url": f"file://{workspace / 'data'}", "queue.embedded_dir": str(workspace / "redis"), **flags}
     settings = load(SETTINGS, flags)
-    name = settings.trainer.drafter
+    name, pace, began_at = settings.trainer.drafter, Pace(), time.monotonic()
     tell_found(settings, workspace)
-    pace = Pace()
     with ExitStack() as running:
         flags["queue.url"] = running.enter_context(Embedded(settings.queue.embedded_dir)).url
         settings = load(SETTINGS, flags)
@@ -115,7 +115,8 @@ def demo(workspace: Path, flags: dict[str, Any]) -> dict[str, Any]:
         step("draftfleet export")
         export(settings, [])
     account = Accountant(run).account()
-    step("done")
+    minutes, seconds = divmod(round(time.monotonic() - began_at), 60)
+    step("done", f"in {minutes} min {seconds} s")
     for line in summary(settings, account, drafter, pace):
         console.print(f"  {line}", markup=False)
     return result(account, drafter)
