@@ -159,9 +159,19 @@ def tell_found(settings: Settings, workspace: Path) -> None:
 def _interrupted(number: int, frame: FrameType | None) -> None:
     """End in good order; at the next signal end at once, and the kernel ends the children."""
     for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(one, lambda number, frame: os._exit(INTERRUPTED))
-    os.write(sys.stderr.fileno(), b"\nstopping: work in flight is put aside (Ctrl-C again ends it at once)\n")
+        signal.signal(one, _interrupted_again)
+    _write("stopping: work in flight is put aside (Ctrl-C again ends it at once)")
     raise KeyboardInterrupt
+
+
+def _interrupted_again(number: int, frame: FrameType | None) -> None:
+    _write("Ended at once. The next start goes on from what was stored.")
+    os._exit(INTERRUPTED)
+
+
+def _write(text: str) -> None:
+    """For handlers: printing may be what they interrupt."""
+    os.write(sys.stderr.fileno(), f"\n{text}\n".encode())
 
 
 if __name__ == "__main__":
