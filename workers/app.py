@@ -24,6 +24,7 @@ from draftfleet.queue import connect, generate_queue, make_app, retry_queue
 from draftfleet.reconcile import Reconciler
 from draftfleet.settings import Settings
 from draftfleet.storage import Storage, open_storage, probe
+from workers import dialects
 from workers.intake import end_when_drained, gate
 from workers.loop import Chore
 from workers.node import Node
@@ -173,7 +174,9 @@ def _withdraw(node: Node) -> None:
 
 
 def _with_servers(settings: Settings) -> Settings:
-    """The same settings with addresses in one form: no slash and no /v1 at the end."""
+    """The same settings, checked, with addresses in one form: no slash and no /v1 at the end."""
+    if settings.worker.dialect != "auto":
+        dialects.load(settings.worker.dialect)
     urls = [url.rstrip("/").removesuffix("/v1") for url in settings.worker.servers]
     if not urls:
         raise SettingsError(

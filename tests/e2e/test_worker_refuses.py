@@ -45,6 +45,16 @@ def test_a_server_without_the_model_that_is_asked_for_is_refused(settings: Setti
     assert worker.said(f"{server.url} serves large")
 
 
+def test_an_unknown_dialect_is_refused_at_the_start_with_the_known_ones(settings: Settings, tmp_path: Path) -> None:
+    settings = changed(settings, worker__servers=["http://127.0.0.1:9"], worker__dialect="esperanto")
+
+    with WorkerProcess(settings, tmp_path / "worker.log") as worker:
+        code = worker.wait()
+
+    assert code == 2
+    assert worker.said("worker.dialect = 'esperanto': no such dialect; known are vllm, transformers, openai")
+
+
 def test_no_server_within_the_budget_ends_the_worker_and_costs_no_message(
     settings: Settings, run: Run, make_prompts: MakePrompts, tmp_path: Path
 ) -> None:
