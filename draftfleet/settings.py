@@ -185,8 +185,9 @@ class Trainer(Section):
     lr: PositiveFloat = Field(default=1e-4, description="Peak learning rate.")
     warmup: float = Field(default=0.015, ge=0, lt=1, description="Share of `max_steps` with a rising learning rate.")
     clip: PositiveFloat = Field(default=0.5, description="Largest norm of a gradient.")
-    dtype: Literal["float32", "bfloat16"] = Field(
-        default="float32", description="Of the forward pass; weights stay float32."
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto",
+        description="Of target and forward pass; trained weights stay float32. auto: bfloat16 on a GPU, else float32.",
     )
     device: str = Field(default="auto", description="auto, cpu, cuda.")
     seed: int = Field(default=0, description="Of weights and data order.")
@@ -203,6 +204,9 @@ class Evaluation(Section):
     k: PositiveInt = Field(default=3, description="Tokens drafted per step.")
     prompts: PositiveInt = Field(default=64, description="Held-out prompts.")
     max_tokens: PositiveInt = Field(default=256, description="Longest completion in tokens.")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="Of the target. In bfloat16, half as large, near ties may differ: not lossless."
+    )
 
 
 class Export(Section):

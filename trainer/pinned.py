@@ -54,11 +54,13 @@ def pin(run: Run, settings: Settings) -> None:
 
 
 def with_pinned(run: Run, drafter: str, settings: Settings) -> Settings:
-    """The settings to train this drafter with: pinned ones, on this node's storage, queue and target folder.
+    """The settings to train this drafter with: pinned ones, on this node's storage, queue, target folder and device.
 
     Raises RunMissing if nothing was pinned.
     """
     trainer, target = _read(run, drafter)
+    if settings.trainer.device != "auto":
+        trainer = trainer.model_copy(update={"device": settings.trainer.device})
     if settings.target.path:
         target = target.model_copy(update={"path": settings.target.path})
     return settings.model_copy(update={"run": run.name, "trainer": trainer, "target": target})

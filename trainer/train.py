@@ -30,7 +30,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from draftfleet import children, logs
 from draftfleet.claims import Claims
-from draftfleet.errors import DrafterError, DraftfleetError, QueueError, SettingsError, TrainingError
+from draftfleet.errors import DrafterError, DraftfleetError, QueueError, TrainingError
 from draftfleet.logs import event
 from draftfleet.queue import connect
 from draftfleet.reconcile import TRAIN_CLAIM
@@ -42,6 +42,7 @@ from trainer.algorithms import Algorithm
 from trainer.checkpoint import State
 from trainer.child import CLAIM_TOKEN, check_processes
 from trainer.data import Feed, Journal, Position
+from trainer.devices import choose_device, choose_dtype
 from trainer.metrics import Meter
 from trainer.pinned import pin
 from trainer.schedule import learning_rate
@@ -90,6 +91,7 @@ def fit(
     weights = [weight for weight in algorithm.drafter.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=knobs.lr, betas=(0.9, 0.95), weight_decay=0.0)
     state, journal = _resume(folder, algorithm, optimizer, team)
+    in_bfloat16 = choose_dtype(knobs.dtype, target.device) == torch.bfloat16
     log.info(event("training started", run=run.name, drafter=knobs.drafter, step=state.step, processes=team.size))
 
     with Meter(run, knobs, state, speaks=team.leads) as meter:
@@ -117,7 +119,7 @@ def fit(
             # Forward and backward: gradients add up over this process' batches of the step.
             sums, keys = metrics.begin(), list[str]()
             for captured in islice(batches, len(own)):
-                with torch.autocast(target.device.type, torch.bfloat16, enabled=knobs.dtype == "bfloat16"):
+                with torch.autocast(target.device.type, torch.bfloat16, enabled=in_bfloat16):
                     loss = algorithm.loss(algorithm.collate(captured))
                 keys += [one.row.key for one in captured]
                 _expect_finite(loss.total, "loss", state.step, keys[-len(captured) :])
@@ -181,6 +183,13 @@ def main() -> int:
     except DraftfleetError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except torch.OutOfMemoryError as error:
+        print(
+            f"error: the GPU's memory is full: {str(error).splitlines()[0]} Lower trainer.batch_tokens (and raise "
+            "trainer.accumulation as much) or trainer.max_length, or set trainer.dtype = bfloat16.",
+            file=sys.stderr,
+        )
+        return TrainingError.exit_code
     return 0 if finished else STOPPED
 
 
@@ -195,25 +204,6 @@ def tie() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
-
-
-def choose_device(name: str) -> torch.device:
-    """`auto` is the GPU if there is one. Under torchrun each process has the GPU of its number."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise SettingsError(f"trainer.device = {name}: use auto, cpu or cuda.") from None
-    if device.type == "cuda":
-        if not torch.cuda.is_available():
-            raise SettingsError(
-                f"trainer.device = {name}: torch {torch.__version__} sees no GPU here; use auto or cpu."
-            )
-        if device.index is None:
-            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(device)
-    return device
 
 
 def claim_check(settings: Settings, run: Run) -> Callable[[], bool]:

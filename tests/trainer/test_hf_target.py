@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -20,6 +23,8 @@ from transformers import (
     GraniteForCausalLM,
     MptConfig,
     MptForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
 )
 
 from draftfleet.errors import SettingsError, TargetError
@@ -233,6 +238,48 @@ def test_a_folder_that_is_not_there_is_named(path: str) -> None:
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match=r"cannot be loaded as a causal language model"):
         targets.load(load(flags={"target.path": str(tmp_path)}), None, CPU)
+
+
+def test_a_folder_that_lacks_weights_is_refused_rather_than_filled_at_random(tmp_path: Path) -> None:
+    folder = shutil.copytree(TINY, tmp_path / "torn")
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: tensor for name, tensor in weights.items() if not name.startswith("model.layers.3.")}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+
+    with pytest.raises(TargetError, match=r"lacks 11 weights of Qwen3ForCausalLM, model\.layers\.3\."):
+        targets.load(load(flags={"target.path": str(folder)}), None, CPU)
+
+
+@pytest.mark.parametrize("damage", ["torn weights", "weights of another shape"])
+def test_a_folder_with_damaged_weights_is_named(tmp_path: Path, damage: str) -> None:
+    folder = shutil.copytree(TINY, tmp_path / "damaged")
+    if damage == "torn weights":
+        (folder / "model.safetensors").write_bytes(b"torn")
+    else:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 256}))
+
+    with pytest.raises(TargetError, match=r"damaged cannot be loaded as a causal language model"):
+        targets.load(load(flags={"target.path": str(folder)}), None, CPU)
+
+
+def test_a_target_with_recurrent_layers_is_captured_but_not_decoded_with_a_draft() -> None:
+    torch.manual_seed(0)
+    config = Qwen3_5TextConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=8, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, linear_num_value_heads=2, linear_num_key_heads=1, linear_key_head_dim=16,
+        linear_value_head_dim=16, max_position_embeddings=64,
+    )  # fmt: skip
+    target = HfTarget(Qwen3_5ForCausalLM(config).eval(), None, "hybrid")
+    long, short = rows(20, 9, vocab_size=64)
+
+    together = next(target.capture([[long, short]]))
+
+    alone = next(target.capture([[short]]))[0]
+    assert_close(together[1].hidden, alone.hidden)
+    assert_close(together[1].last, alone.last)
+    with pytest.raises(TargetError, match=r"hybrid has linear_attention layers.*cannot be taken back"):
+        target.new_cache()
 
 
 def test_no_target_and_an_unknown_kind_of_target_say_what_to_set() -> None:

@@ -11,10 +11,11 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from draftfleet.errors import RunConflict, TrainingError
+from draftfleet.errors import RunConflict, SettingsError, TrainingError
 from draftfleet.runs import Run
 from draftfleet.settings import Settings, Trainer
 from trainer import checkpoint
+from trainer.devices import choose_device, choose_dtype
 from trainer.pinned import pin, with_pinned
 from trainer.progress import Progress
 from trainer.schedule import learning_rate
@@ -186,3 +187,26 @@ def test_a_node_may_have_the_target_in_another_folder(run: Run) -> None:
 
     assert with_pinned(run, "d", elsewhere).target.path == "/mnt/a"
     assert with_pinned(run, "d", Settings.model_validate({})).target.path == "/models/a"
+
+
+def test_a_node_may_have_a_device_of_its_own(run: Run) -> None:
+    pin(run, settings(device="cuda"))
+
+    assert with_pinned(run, "d", settings(device="cpu")).trainer.device == "cpu"
+    assert with_pinned(run, "d", settings()).trainer.device == "cuda"
+
+
+@pytest.mark.parametrize("name", ["gpu", "mps", "cuda"])
+def test_a_device_that_is_not_there_is_refused_with_those_that_may_be(name: str) -> None:
+    if name == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+
+    with pytest.raises(SettingsError, match=rf"trainer\.device = {name}.*use auto"):
+        choose_device(name)
+
+
+def test_the_precision_is_that_of_the_device_unless_named() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
+
+    assert [choose_dtype("auto", device) for device in (cpu, gpu)] == [torch.float32, torch.bfloat16]
+    assert [choose_dtype("float32", gpu), choose_dtype("bfloat16", cpu)] == [torch.float32, torch.bfloat16]

@@ -12,19 +12,24 @@ import inspect
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from draftfleet.errors import TargetError
 from draftfleet.settings import Settings
+from trainer.devices import choose_dtype
 from trainer.targets import Captured, Row, default_layers
 
 DECODER_LAYERS = ("layers", "h", "blocks")
 FINAL_NORMS = ("norm", "final_layernorm", "final_norm", "ln_f")
+
+ATTENTION_KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
+"""Layers whose cache is one entry a token."""
 
 Cache = DynamicCache
 
@@ -89,7 +94,17 @@ class HfTarget:
         return logits if self._softcap is None else self._softcap * torch.tanh(logits / self._softcap)
 
     def new_cache(self) -> Cache:
-        """A cache that can be cropped to any length, sliding windows included."""
+        """A cache that can be cropped to any length, sliding windows included.
+
+        Raises TargetError for a target with recurrent layers: transformers (5.24) crops what they convolve, but not
+        their states, and a draft that was refused would stay in them.
+        """
+        if recurrent := set(getattr(self.config, "layer_types", None) or ()) - ATTENTION_KINDS:
+            raise TargetError(
+                f"{self.path} has {', '.join(sorted(recurrent))} layers, whose state cannot be taken back when a draft "
+                "is refused: it can be trained for and exported, but not evaluated here. Serve the exported drafter "
+                "and read the engine's counters (docs/exporting.md, Serving)."
+            )
         return DynamicCache()
 
     def _hear_layer(self, layer: int) -> Any:
@@ -142,15 +157,29 @@ def load(settings: Settings, layers: list[int] | None, device: torch.device) -> 
         raise TargetError("target.path is not set: name the folder, or the hub name, of the target's weights.")
     if not Path(path).is_dir() and (path.startswith((".", "/", "~")) or path.count("/") != 1):
         raise TargetError(f"target.path = {path}: there is no such folder. Name a folder with config.json and weights.")
-    dtype = getattr(torch, settings.trainer.dtype)
+    dtype = choose_dtype(settings.trainer.dtype, device)
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
-    except (OSError, ValueError, KeyError) as error:
+        # Straight to its device: eight processes with a copy each would fill the memory of the host.
+        model, report = cast(
+            tuple[Any, dict[str, Any]],
+            AutoModelForCausalLM.from_pretrained(path, dtype=dtype, device_map={"": device}, output_loading_info=True),
+        )
+    except torch.OutOfMemoryError as error:
+        raise TargetError(
+            f"target.path = {path} does not fit on {device} in {dtype}: {str(error).splitlines()[0]} In bfloat16 "
+            "(trainer.dtype, and evaluation.dtype to evaluate) it takes 2 bytes a parameter."
+        ) from None
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         raise TargetError(
             f"target.path = {path} cannot be loaded as a causal language model: {str(error).splitlines()[0]} "
             "Name a folder with config.json and safetensors, or a model on the hub."
         ) from None
-    return HfTarget(model.eval().requires_grad_(False).to(device), layers, path)
+    if missing := sorted(report["missing_keys"]):
+        raise TargetError(
+            f"target.path = {path} lacks {len(missing)} weights of {type(model).__name__}, {missing[0]} for one: they "
+            "would be random. Its download is incomplete, or it is no causal language model under these names."
+        )
+    return HfTarget(model.eval().requires_grad_(False), layers, path)
 
 
 def _find(decoder: Any, names: tuple[str, ...], path: str, what: str) -> Any:

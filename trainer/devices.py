@@ -1,0 +1,42 @@
+"""Where the target and the drafter compute, and in which precision."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from draftfleet.errors import SettingsError
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is the GPU if there is one. Under torchrun each process has the GPU of its number."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in {"cpu", "cuda"}:
+        raise SettingsError(f"trainer.device = {name}: use auto, cpu or cuda.")
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise SettingsError(
+                f"trainer.device = {name}: torch {torch.__version__} sees no GPU here; use auto or cpu."
+            )
+        if device.index is None:
+            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        if device.index >= torch.cuda.device_count():
+            raise SettingsError(
+                f"trainer.device = {name}: this process would have GPU {device.index}, but there are "
+                f"{torch.cuda.device_count()} here: set trainer.processes to the number of GPUs at most."
+            )
+        torch.cuda.set_device(device)
+    return device
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 on a GPU; a CPU is exact in float32, and seldom faster without."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return getattr(torch, name)
