@@ -3,7 +3,7 @@
 acceptance length   1 + accepted / drafts over all prompts together: the tokens that a pass of the target keeps,
                     its own (the bonus token) included. At most k + 1. Counted as vLLM counts.
 per position        accepted at this position of a draft / drafts
-lossless            the tokens equal those of plain greedy decoding, in float32
+lossless            the tokens equal those of plain greedy decoding; exact in float32 only
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -34,7 +33,7 @@ from rich.progress import (
 from rich.text import Text
 
 from draftfleet import tokens
-from draftfleet.errors import DrafterError, TrainingError
+from draftfleet.errors import DrafterError, TargetError, TrainingError
 from draftfleet.logs import event
 from draftfleet.records import Prompt
 from draftfleet.runs import Run, split_of
@@ -42,6 +41,7 @@ from draftfleet.settings import Settings
 from draftfleet.storage import open_storage
 from trainer import algorithms, checkpoint, drafter
 from trainer.algorithms import Algorithm
+from trainer.devices import choose_device
 from trainer.measure import Track, count, measure
 from trainer.speculate import Limits
 from trainer.targets import hf
@@ -85,7 +85,7 @@ class Evaluation:
     plain_tokens_per_s: float
     speedup: float
     seconds: float
-    dtype: str = "float32"
+    dtype: str
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"
@@ -108,7 +108,7 @@ def evaluate(settings: Settings, *, progress: bool, folder: Path | None = None) 
     algorithm, target = load(found, settings)
     context_tokens = settings.target.context_tokens or int(target.config.max_position_embeddings)
     limits = Limits(settings.evaluation.max_tokens, context_tokens)
-    asked = list(prompt_ids(run, settings))
+    asked = list(prompt_ids(run, settings, target.path))
     prompts = [prompt for prompt in asked if limits.of(prompt) > 1]
     if not prompts:
         raise TrainingError(
@@ -142,6 +142,7 @@ def evaluate(settings: Settings, *, progress: bool, folder: Path | None = None) 
         plain_tokens_per_s=measured.plain_tokens_per_s,
         speedup=measured.tokens_per_s / measured.plain_tokens_per_s,
         seconds=time.monotonic() - started,
+        dtype=settings.evaluation.dtype,
     )
     _write(home / FILE, evaluation)
     log.info(
@@ -158,13 +159,26 @@ def evaluate(settings: Settings, *, progress: bool, folder: Path | None = None) 
 
 
 def load(folder: Path, settings: Settings) -> tuple[Algorithm, HfTarget]:
-    """A drafter and its target, both in float32. Raises DrafterError or TargetError."""
+    """A drafter, in float32, and its target: where none is set, the one it was trained for.
+
+    Raises DrafterError or TargetError.
+    """
     config, tensors = drafter.load(folder)
-    float32 = settings.trainer.model_copy(update={"dtype": "float32"})
-    device = settings.trainer.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    target = hf.load(settings.model_copy(update={"trainer": float32}), config.layers, torch.device(device))
+    knobs = settings.trainer.model_copy(update={"dtype": settings.evaluation.dtype})
+    path = settings.target.path or config.target
+    target = hf.load(
+        settings.model_copy(update={"trainer": knobs, "target": settings.target.model_copy(update={"path": path})}),
+        config.layers,
+        choose_device(knobs.device),
+    )
+    had = (config.num_target_layers, config.target_hidden_size, config.vocab_size)
+    has = (target.config.num_hidden_layers, target.config.hidden_size, len(target.embedding))
+    if had != has:
+        raise TargetError(
+            f"{folder} drafts for a target with {had[0]} layers of width {had[1]} and a vocabulary of {had[2]} "
+            f"({config.target}); target.path = {path} has {has[0]}, {has[1]} and {has[2]}: name the target that it "
+            "was trained for."
+        )
     algorithm = algorithms.build(config, target)
     try:
         algorithm.drafter.load_state_dict(tensors)
@@ -174,7 +188,7 @@ def load(folder: Path, settings: Settings) -> tuple[Algorithm, HfTarget]:
     return algorithm, target
 
 
-def prompt_ids(run: Run, settings: Settings) -> Iterator[list[int]]:
+def prompt_ids(run: Run, settings: Settings, target: str) -> Iterator[list[int]]:
     """The first `evaluation.prompts` held-out prompts: the ids that were served, where their batch is done; else the
     target's tokenizer and the switches that the run pins."""
     left = settings.evaluation.prompts
@@ -184,14 +198,14 @@ def prompt_ids(run: Run, settings: Settings) -> Iterator[list[int]]:
         samples = run.read_samples(batch) if run.is_done(batch) else []
         served = {sample.prompt_id: sample.prompt_token_ids for sample in samples}
         for prompt in run.read_prompts(batch)[:left]:
-            yield served.get(prompt.prompt_id) or _render(run, settings, prompt)
+            yield served.get(prompt.prompt_id) or _render(run, settings, target, prompt)
             left -= 1
 
 
-def _render(run: Run, settings: Settings, prompt: Prompt) -> list[int]:
+def _render(run: Run, settings: Settings, target: str, prompt: Prompt) -> list[int]:
     pinned: dict[str, Any] = run.info.content
     extra = pinned.get("sampling.extra_body", settings.sampling.extra_body)
-    return tokens.load(settings.target.path).prompt_ids(
+    return tokens.load(target).prompt_ids(
         prompt.messages,
         prompt.tools,
         thinking=pinned.get("sampling.thinking", settings.sampling.thinking),

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from draftfleet import tokens
-from draftfleet.errors import DrafterError, RunMissing, TrainingError
+from draftfleet.errors import DrafterError, RunMissing, TargetError, TrainingError
 from draftfleet.records import Prompt, Sample
 from draftfleet.runs import Run
 from draftfleet.settings import Settings, load
@@ -169,10 +170,10 @@ def put_drafter(run: Run, settings: Settings, target: HfTarget, step: int, **cha
 def test_prompts_are_the_ids_that_were_served_and_else_rendered_as_the_run_pins_it(
     run: Run, settings: Settings, prompts: list[list[int]]
 ) -> None:
-    assert list(evaluate.prompt_ids(run, settings)) == [[11, 12, 13], *prompts[1:]]
+    assert list(evaluate.prompt_ids(run, settings, TINY)) == [[11, 12, 13], *prompts[1:]]
 
     fewer = settings.model_copy(update={"evaluation": settings.evaluation.model_copy(update={"prompts": 3})})
-    assert list(evaluate.prompt_ids(run, fewer)) == [[11, 12, 13], *prompts[1:3]]
+    assert list(evaluate.prompt_ids(run, fewer, TINY)) == [[11, 12, 13], *prompts[1:3]]
 
 
 def test_an_evaluation_judges_the_newest_checkpoint_and_writes_down_what_it_returns(
@@ -223,3 +224,34 @@ def test_a_drafter_that_does_not_fit_its_description_is_refused(run: Run, settin
 
     with pytest.raises(DrafterError, match=r"step-000002 does not fit its own drafter\.json"):
         evaluate.evaluate(settings, progress=False)
+
+
+def test_the_target_is_the_one_that_the_drafter_was_trained_for_unless_named(
+    run: Run, settings: Settings, target: HfTarget
+) -> None:
+    put_drafter(run, settings, target, 2)
+    unnamed = settings.model_copy(
+        update={
+            "target": settings.target.model_copy(update={"path": ""}),
+            "evaluation": settings.evaluation.model_copy(update={"prompts": 2, "dtype": "bfloat16"}),
+        }
+    )
+
+    found = evaluate.evaluate(unnamed, progress=False)
+
+    assert (found.prompts, found.dtype) == (2, "bfloat16")
+
+
+def test_a_target_that_the_drafter_was_not_trained_for_is_refused(
+    run: Run, settings: Settings, target: HfTarget, tmp_path: Path
+) -> None:
+    put_drafter(run, settings, target, 2)
+    shape = Qwen3Config(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=8, num_attention_heads=2,
+        num_key_value_heads=1,
+    )  # fmt: skip
+    Qwen3ForCausalLM(shape).save_pretrained(tmp_path / "other")
+    wrong = settings.model_copy(update={"target": settings.target.model_copy(update={"path": str(tmp_path / "other")})})
+
+    with pytest.raises(TargetError, match=r"8 layers of width 192 and a vocabulary of 2048 .*other has 8, 32 and 64"):
+        evaluate.evaluate(wrong, progress=False)
