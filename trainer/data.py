@@ -254,6 +254,17 @@ class Feed:
             log.error(event("shard skipped", run=self._run.name, batch=batch, error=error))
             return None
 
+    def _read_again(self, batch: str) -> list[Sample]:
+        """A shard that is in the journal, or that process 0 could read: without it all that follows would change."""
+        try:
+            return self._run.read_samples(batch)
+        except (CorruptFile, FileNotFoundError) as error:
+            raise TrainingError(
+                f"shard {batch} of run {self._run.name} belongs to this training and cannot be read any more: {error} "
+                f"Restore it, or have it done again with `draftfleet status --run {self._run.name} --repair` and a "
+                "worker; then `draftfleet train` goes on."
+            ) from None
+
     def _count_heldout(self, done: Sequence[str]) -> None:
         for batch in done:
             if split_of(batch) == "heldout" and batch not in self._heldout:
@@ -265,7 +276,7 @@ class Feed:
 
     def _admit(self, shards: list[str]) -> None:
         """Take the rows of these shards, in the order of the list. A row that was admitted before stays as it was."""
-        samples = [sample for shard in shards for sample in self._fetched.pop(shard, None) or self._read(shard) or []]
+        samples = [sample for shard in shards for sample in self._fetched.pop(shard, None) or self._read_again(shard)]
         rows: list[Kept] = []
         for key, sample in best(samples).items():
             if key in self._admitted:

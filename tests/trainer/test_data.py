@@ -256,6 +256,20 @@ def test_a_corrupt_shard_that_was_done_again_is_admitted(run: Run, knobs: Traine
     assert data.corrupt == set()
 
 
+def test_a_shard_that_was_trained_on_and_is_damaged_since_is_not_left_out_of_a_resumed_training(
+    run: Run, knobs: Trainer, samples: Any
+) -> None:
+    samples.put("train-000000", 4)
+    samples.put("train-000001", 4)
+    first = feed(run, knobs)
+    take(first, 1)
+
+    samples.corrupt("train-000001")
+
+    with pytest.raises(TrainingError, match=r"shard train-000001 of run toy belongs to this training.*--repair"):
+        feed(run, knobs, journal=first.journal)
+
+
 def test_a_row_with_a_shard_of_its_batch_and_one_of_its_own_is_trained_on_once(
     run: Run, knobs: Trainer, samples: Any
 ) -> None:
