@@ -91,15 +91,15 @@ class Evaluation:
         return json.dumps(asdict(self), indent=2) + "\n"
 
 
-def evaluate(settings: Settings, *, progress: bool, folder: Path | None = None) -> Evaluation:
-    """Judge the newest checkpoint of `trainer.drafter`, or the drafter in `folder`; write evaluation.json.
+def evaluate(settings: Settings, *, progress: bool) -> Evaluation:
+    """Judge the newest checkpoint of `trainer.drafter`; write evaluation.json.
 
     Raises DrafterError without a drafter, TargetError if it does not fit the target, TrainingError without prompts.
     """
     started = time.monotonic()
     run = Run.open(open_storage(settings.storage.url), settings.run)
     home = run.drafter_dir(settings.trainer.drafter)
-    found = folder or checkpoint.latest(home)
+    found = checkpoint.latest(home)
     if found is None:
         raise DrafterError(
             f"run {run.name} has no checkpoint of drafter {settings.trainer.drafter} in {home}: train it with "
@@ -108,7 +108,7 @@ def evaluate(settings: Settings, *, progress: bool, folder: Path | None = None) 
     algorithm, target = load(found, settings)
     context_tokens = settings.target.context_tokens or int(target.config.max_position_embeddings)
     limits = Limits(settings.evaluation.max_tokens, context_tokens)
-    asked = list(prompt_ids(run, settings, target.path))
+    asked = list(prompt_ids(run, _with_target(settings, target.path)))
     prompts = [prompt for prompt in asked if limits.of(prompt) > 1]
     if not prompts:
         raise TrainingError(
@@ -167,9 +167,7 @@ def load(folder: Path, settings: Settings) -> tuple[Algorithm, HfTarget]:
     knobs = settings.trainer.model_copy(update={"dtype": settings.evaluation.dtype})
     path = settings.target.path or config.target
     target = hf.load(
-        settings.model_copy(update={"trainer": knobs, "target": settings.target.model_copy(update={"path": path})}),
-        config.layers,
-        choose_device(knobs.device),
+        _with_target(settings, path).model_copy(update={"trainer": knobs}), config.layers, choose_device(knobs.device)
     )
     had = (config.num_target_layers, config.target_hidden_size, config.vocab_size)
     has = (target.config.num_hidden_layers, target.config.hidden_size, len(target.embedding))
@@ -188,7 +186,7 @@ def load(folder: Path, settings: Settings) -> tuple[Algorithm, HfTarget]:
     return algorithm, target
 
 
-def prompt_ids(run: Run, settings: Settings, target: str) -> Iterator[list[int]]:
+def prompt_ids(run: Run, settings: Settings) -> Iterator[list[int]]:
     """The first `evaluation.prompts` held-out prompts: the ids that were served, where their batch is done; else the
     target's tokenizer and the switches that the run pins."""
     left = settings.evaluation.prompts
@@ -198,14 +196,18 @@ def prompt_ids(run: Run, settings: Settings, target: str) -> Iterator[list[int]]
         samples = run.read_samples(batch) if run.is_done(batch) else []
         served = {sample.prompt_id: sample.prompt_token_ids for sample in samples}
         for prompt in run.read_prompts(batch)[:left]:
-            yield served.get(prompt.prompt_id) or _render(run, settings, target, prompt)
+            yield served.get(prompt.prompt_id) or _render(run, settings, prompt)
             left -= 1
 
 
-def _render(run: Run, settings: Settings, target: str, prompt: Prompt) -> list[int]:
+def _with_target(settings: Settings, path: str) -> Settings:
+    return settings.model_copy(update={"target": settings.target.model_copy(update={"path": path})})
+
+
+def _render(run: Run, settings: Settings, prompt: Prompt) -> list[int]:
     pinned: dict[str, Any] = run.info.content
     extra = pinned.get("sampling.extra_body", settings.sampling.extra_body)
-    return tokens.load(target).prompt_ids(
+    return tokens.load(settings.target.path).prompt_ids(
         prompt.messages,
         prompt.tools,
         thinking=pinned.get("sampling.thinking", settings.sampling.thinking),

@@ -170,10 +170,10 @@ def put_drafter(run: Run, settings: Settings, target: HfTarget, step: int, **cha
 def test_prompts_are_the_ids_that_were_served_and_else_rendered_as_the_run_pins_it(
     run: Run, settings: Settings, prompts: list[list[int]]
 ) -> None:
-    assert list(evaluate.prompt_ids(run, settings, TINY)) == [[11, 12, 13], *prompts[1:]]
+    assert list(evaluate.prompt_ids(run, settings)) == [[11, 12, 13], *prompts[1:]]
 
     fewer = settings.model_copy(update={"evaluation": settings.evaluation.model_copy(update={"prompts": 3})})
-    assert list(evaluate.prompt_ids(run, fewer, TINY)) == [[11, 12, 13], *prompts[1:3]]
+    assert list(evaluate.prompt_ids(run, fewer)) == [[11, 12, 13], *prompts[1:3]]
 
 
 def test_an_evaluation_judges_the_newest_checkpoint_and_writes_down_what_it_returns(
