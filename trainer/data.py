@@ -155,6 +155,7 @@ class Feed:
         journal: Journal | None = None,
         stop: Event | None = None,
         on_wait: Callable[[Feed], None] = lambda _: None,
+        inspect: Callable[[list[Sample]], None] = lambda _: None,
     ) -> None:
         self.journal = Journal()
         self.corrupt: set[str] = set()
@@ -166,6 +167,7 @@ class Feed:
         self._team = team
         self._stop = stop or Event()
         self._on_wait = on_wait
+        self._inspect = inspect
         self._rows: list[list[Kept]] = []
         self._admitted: set[str] = set()
         self._refused: dict[str, Reason] = {}
@@ -240,6 +242,8 @@ class Feed:
         new = [batch for batch in done if split_of(batch) == "train" and batch not in known]
         taken = new[:SHARDS_PER_ADMISSION]
         self._fetched = {batch: samples for batch in taken if (samples := self._read(batch)) is not None}
+        for samples in self._fetched.values():
+            self._inspect(samples)
         return Look(list(self._fetched), complete=finished and not new, stop=False)
 
     def _run_is_finished(self) -> bool:

@@ -34,6 +34,7 @@ from draftfleet.errors import DrafterError, DraftfleetError, QueueError, Trainin
 from draftfleet.logs import event
 from draftfleet.queue import connect
 from draftfleet.reconcile import TRAIN_CLAIM
+from draftfleet.records import Sample
 from draftfleet.runs import Run
 from draftfleet.settings import Settings, Trainer, load
 from draftfleet.storage import open_storage
@@ -46,6 +47,7 @@ from trainer.devices import choose_device, choose_dtype
 from trainer.metrics import Meter
 from trainer.pinned import pin
 from trainer.schedule import learning_rate
+from trainer.spelling import Spelling
 from trainer.targets import Row, Target
 from trainer.team import Team
 
@@ -71,7 +73,10 @@ def train(settings: Settings, stop: threading.Event) -> bool:
     torch.manual_seed(knobs.seed)
     target = targets.load(settings, knobs.layers, device)
     algorithm = algorithms.build(algorithms.configure(settings, target), target)
-    finished = fit(run, knobs, target, algorithm, team, stop=stop, may_put=claim_check(settings, run))
+    finished = fit(
+        run, knobs, target, algorithm, team,
+        stop=stop, may_put=claim_check(settings, run), inspect=Spelling(settings.target.path).check,
+    )  # fmt: skip
     team.leave()
     return finished
 
@@ -85,8 +90,12 @@ def fit(
     *,
     stop: threading.Event,
     may_put: Callable[[], bool] = lambda: True,
+    inspect: Callable[[list[Sample]], None] = lambda _: None,
 ) -> bool:
-    """Train `algorithm` for `max_steps` steps, from the latest checkpoint if there is one. False if stopped before."""
+    """Train `algorithm` for `max_steps` steps, from the latest checkpoint if there is one. False if stopped before.
+
+    `may_put` is asked before each checkpoint; `inspect` is shown the samples of each new shard and may raise.
+    """
     folder = run.drafter_dir(knobs.drafter)
     weights = [weight for weight in algorithm.drafter.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=knobs.lr, betas=(0.9, 0.95), weight_decay=0.0)
@@ -95,7 +104,10 @@ def fit(
     log.info(event("training started", run=run.name, drafter=knobs.drafter, step=state.step, processes=team.size))
 
     with Meter(run, knobs, state, speaks=team.leads) as meter:
-        feed = Feed(run, knobs, len(target.embedding), team, journal=journal, stop=stop, on_wait=meter.waiting)
+        feed = Feed(
+            run, knobs, len(target.embedding), team,
+            journal=journal, stop=stop, on_wait=meter.waiting, inspect=inspect,
+        )  # fmt: skip
         positions: deque[Position] = deque()  # after each step that was drawn: a target may draw ahead of the loop
         batches = target.capture(_own_batches(feed, state.position, knobs.accumulation, team, positions))
         own = range(team.rank, knobs.accumulation, team.size)
