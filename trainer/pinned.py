@@ -59,8 +59,7 @@ def with_pinned(run: Run, drafter: str, settings: Settings) -> Settings:
     Raises RunMissing if nothing was pinned.
     """
     trainer, target = _read(run, drafter)
-    if settings.trainer.device != "auto":
-        trainer = trainer.model_copy(update={"device": settings.trainer.device})
+    trainer = trainer.model_copy(update={"device": settings.trainer.device})
     if settings.target.path:
         target = target.model_copy(update={"path": settings.target.path})
     return settings.model_copy(update={"run": run.name, "trainer": trainer, "target": target})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Self
 
 from draftfleet.errors import StorageError
@@ -44,6 +44,13 @@ class Progress:
         if self.waiting:
             parts.append(f"waiting for samples, {self.rows_admitted:,} rows so far")
         return ", ".join(parts)
+
+    @classmethod
+    def finish(cls, run: Run, drafter: str, step: int) -> None:
+        """Say that the checkpoint of the last step is in place, where its writer was killed before it could."""
+        held = cls.read(run, drafter) or cls(step=step, max_steps=step)
+        if not held.finished:
+            replace(held, step=step, checkpoint_step=step, waiting=False, finished=True).write(run, drafter)
 
     def write(self, run: Run, drafter: str) -> None:
         """Put it. A storage that refuses costs the reader this look, not the training."""

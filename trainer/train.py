@@ -46,6 +46,7 @@ from trainer.data import Feed, Journal, Position
 from trainer.devices import choose_device, choose_dtype
 from trainer.metrics import Meter
 from trainer.pinned import pin
+from trainer.progress import Progress
 from trainer.schedule import learning_rate
 from trainer.spelling import Spelling
 from trainer.targets import Row, Target
@@ -69,6 +70,9 @@ def train(settings: Settings, stop: threading.Event) -> bool:
     path = _latest(run.drafter_dir(knobs.drafter), team)
     if path is not None and checkpoint.step_of(path) >= knobs.max_steps:
         log.info(event("training had finished already", run=run.name, drafter=knobs.drafter, checkpoint=path))
+        if team.leads:
+            Progress.finish(run, knobs.drafter, checkpoint.step_of(path))
+        team.leave()
         return True
     torch.manual_seed(knobs.seed)
     target = targets.load(settings, knobs.layers, device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from trainer.pinned import pin, with_pinned
 from trainer.progress import Progress
 from trainer.schedule import learning_rate
 from trainer.team import Team
-from trainer.train import fit
+from trainer.train import fit, train
 
 NEVER = threading.Event()
 
@@ -177,7 +178,7 @@ def test_knobs_that_do_not_change_the_drafter_may_change(run: Run) -> None:
     pin(run, settings(log_steps=3, processes=2, device="cpu"))
 
     pinned = with_pinned(run, "d", settings()).trainer
-    assert (pinned.log_steps, pinned.processes, pinned.device) == (3, 2, "cpu")
+    assert (pinned.log_steps, pinned.processes) == (3, 2)
 
 
 def test_a_node_may_have_the_target_in_another_folder(run: Run) -> None:
@@ -189,11 +190,29 @@ def test_a_node_may_have_the_target_in_another_folder(run: Run) -> None:
     assert with_pinned(run, "d", Settings.model_validate({})).target.path == "/models/a"
 
 
-def test_a_node_may_have_a_device_of_its_own(run: Run) -> None:
-    pin(run, settings(device="cuda"))
+def test_the_device_is_that_of_the_node_and_not_of_who_asked(run: Run) -> None:
+    pin(run, settings(device="cuda:7"))
 
     assert with_pinned(run, "d", settings(device="cpu")).trainer.device == "cpu"
-    assert with_pinned(run, "d", settings()).trainer.device == "cuda"
+    assert with_pinned(run, "d", settings()).trainer.device == "auto"
+
+
+def test_a_training_that_was_killed_after_its_last_checkpoint_is_said_to_be_finished(
+    run: Run, knobs: Trainer, samples: Any, toy_target: Any, toy_algorithm: Callable[..., Any]
+) -> None:
+    samples.put("train-000000")
+    run.seal({})
+    fit(run, knobs, toy_target, toy_algorithm(), Team.alone(), stop=NEVER)
+    progress = Progress.read(run, "d")
+    assert progress is not None
+    replace(progress, step=10, finished=False, waiting=True).write(run, "d")
+
+    again = Settings.model_validate({"run": "toy", "storage": {"url": run.storage.url}, "trainer": knobs.model_dump()})
+    assert train(again, NEVER)
+
+    progress = Progress.read(run, "d")
+    assert progress is not None
+    assert (progress.step, progress.checkpoint_step, progress.finished, progress.waiting) == (12, 12, True, False)
 
 
 @pytest.mark.parametrize("name", ["gpu", "mps", "cuda"])
