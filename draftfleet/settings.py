@@ -189,7 +189,7 @@ class Trainer(Section):
         default="auto",
         description="Of target and forward pass; trained weights stay float32. auto: bfloat16 on a GPU, else float32.",
     )
-    device: str = Field(default="auto", description="auto, cpu, cuda.")
+    device: str = Field(default="auto", description="Of this node: auto, cpu, cuda or cuda:N.")
     seed: int = Field(default=0, description="Of weights and data order.")
     checkpoint_steps: PositiveInt = Field(default=200, description="Optimizer steps between checkpoints.")
     keep_checkpoints: PositiveInt = Field(default=2, description="How many of the latest checkpoints stay.")

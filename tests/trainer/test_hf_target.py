@@ -250,16 +250,31 @@ def test_a_folder_that_lacks_weights_is_refused_rather_than_filled_at_random(tmp
         targets.load(load(flags={"target.path": str(folder)}), None, CPU)
 
 
-@pytest.mark.parametrize("damage", ["torn weights", "weights of another shape"])
-def test_a_folder_with_damaged_weights_is_named(tmp_path: Path, damage: str) -> None:
-    folder = shutil.copytree(TINY, tmp_path / "damaged")
-    if damage == "torn weights":
-        (folder / "model.safetensors").write_bytes(b"torn")
-    else:
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 256}))
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"intermediate_size": 256}, r"\w+"),
+        ({"model_type": "brand-new"}, r".*brand-new"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, r"\w+"),
+    ],
+    ids=["weights of another shape", "an architecture nobody knows", "a package that is missing"],
+)
+def test_a_folder_that_transformers_cannot_load_is_named_with_the_reason(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    folder = shutil.copytree(TINY, tmp_path / "other")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
 
-    with pytest.raises(TargetError, match=r"damaged cannot be loaded as a causal language model"):
+    with pytest.raises(TargetError, match=rf"other cannot be loaded as a causal language model: {said}"):
+        targets.load(load(flags={"target.path": str(folder)}), None, CPU)
+
+
+def test_torn_weights_are_named(tmp_path: Path) -> None:
+    folder = shutil.copytree(TINY, tmp_path / "torn")
+    (folder / "model.safetensors").write_bytes(b"torn")
+
+    with pytest.raises(TargetError, match=r"torn cannot be loaded as a causal language model: \w+"):
         targets.load(load(flags={"target.path": str(folder)}), None, CPU)
 
 

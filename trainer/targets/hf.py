@@ -166,12 +166,12 @@ def load(settings: Settings, layers: list[int] | None, device: torch.device) -> 
         )
     except torch.OutOfMemoryError as error:
         raise TargetError(
-            f"target.path = {path} does not fit on {device} in {dtype}: {str(error).splitlines()[0]} In bfloat16 "
+            f"target.path = {path} does not fit on {device} in {dtype}: {_first_line(error)} In bfloat16 "
             "(trainer.dtype, and evaluation.dtype to evaluate) it takes 2 bytes a parameter."
         ) from None
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         raise TargetError(
-            f"target.path = {path} cannot be loaded as a causal language model: {str(error).splitlines()[0]} "
+            f"target.path = {path} cannot be loaded as a causal language model: {_first_line(error)} "
             "Name a folder with config.json and safetensors, or a model on the hub."
         ) from None
     if missing := sorted(report["missing_keys"]):
@@ -180,6 +180,11 @@ def load(settings: Settings, layers: list[int] | None, device: torch.device) -> 
             "would be random. Its download is incomplete, or it is no causal language model under these names."
         )
     return HfTarget(model.eval().requires_grad_(False), layers, path)
+
+
+def _first_line(error: Exception) -> str:
+    """Errors of transformers run over many lines, and some begin with an empty one."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def _find(decoder: Any, names: tuple[str, ...], path: str, what: str) -> Any:
