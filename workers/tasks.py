@@ -12,7 +12,6 @@ from typing import Any
 
 import redis
 from celery import Celery, Task
-from kombu.exceptions import OperationalError
 
 from draftfleet.claims import Held, Taken
 from draftfleet.errors import CorruptFile, QueueError, StorageUnwritable
@@ -199,5 +198,5 @@ def _release(node: Node, batch: Batch) -> bool:
 def _publish_again(node: Node, run: Run, name: str) -> None:
     try:
         publish(node.app, node.redis, run, node.model, [name], retry=True)
-    except (redis.RedisError, OperationalError) as error:
+    except QueueError as error:
         log.warning(event("batch not published again", run=run.name, batch=name, error=str(error)))
