@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from draftfleet.errors import CorruptFile
+from draftfleet.outcomes import Counts, best
 from draftfleet.records import Sample
-from draftfleet.runs import Counts, Run, best, parent_of
+from draftfleet.runs import Run, parent_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +64,9 @@ class Accountant:
     def account(self) -> Accounting:
         """Read the run from storage. Raises CorruptFile if run.json or a prompt shard is."""
         sealed = self.run.sealed()  # first: what is sealed is then listed
-        split, dead = self.run.split_sizes(), self.run.dead()
         done = self.run.done()
-        outstanding = self.run.outstanding()
+        split, dead = self.run.split_sizes(), self.run.dead()
+        outstanding = self.run.outstanding(done, dead)
         counts, corrupt = self._done(done, split, dead)
         return Accounting(
             run=self.run.name,

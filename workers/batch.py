@@ -7,8 +7,9 @@ import time
 from dataclasses import dataclass, field
 
 from draftfleet.claims import Claims, Holding
+from draftfleet.outcomes import Counts
 from draftfleet.records import Prompt, Sample
-from draftfleet.runs import Counts, Run
+from draftfleet.runs import Run
 from draftfleet.settings import Sampling
 
 SUSPECT_DEATHS = 2

@@ -106,7 +106,7 @@ def _open(node: Node, found: OpenRun, batch: Batch) -> bool:
         return False
     try:
         prompts = node.guard.run("reading prompts", lambda: run.read_prompts(name))
-    except (FileNotFoundError, CorruptFile, IndexError) as error:
+    except (FileNotFoundError, CorruptFile) as error:
         # Not given back at once: the reconciler publishes it again later, perhaps after somebody has mended it.
         log.error(event("batch has no prompts", run=run.name, batch=name, error=str(error)))
         _release(node, batch)
