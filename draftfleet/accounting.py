@@ -9,6 +9,7 @@ outstanding batches, so that the second identity is a check and not a definition
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -132,6 +133,8 @@ def repair(run: Run) -> list[str]:
         except CorruptFile:
             run.set_aside(batch)
             moved.append(batch)
+    if moved and (sealed := run.sealed()) is not None:
+        run.seal(sealed | {"repaired_at": time.time()})  # reconcilers that took the run for finished look again
     return moved
 
 

@@ -13,6 +13,7 @@ from kombu.exceptions import KombuError
 from redis.connection import parse_url
 
 from draftfleet import embedded
+from draftfleet.claims import published_key
 from draftfleet.errors import QueueError, SettingsError
 from draftfleet.records import SCHEMA_VERSION, BatchMessage, TrainMessage
 from draftfleet.runs import Run
@@ -160,7 +161,7 @@ def _faults_told() -> Generator[None]:
 def note_published(client: redis.Redis, run_id: str, batches: Sequence[str]) -> None:
     """Remember by Redis' clock when these batches were last published."""
     now_s, _ = client.time()
-    client.hset(f"draftfleet:{run_id}:published", mapping={batch: int(now_s) for batch in batches})
+    client.hset(published_key(run_id), mapping={batch: int(now_s) for batch in batches})
 
 
 def queued(client: redis.Redis, model: str) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import redis
 from celery import Celery, Task
 
-from draftfleet.claims import Held, Taken
+from draftfleet.claims import Held, Taken, new_token
 from draftfleet.errors import CorruptFile, QueueError, StorageUnwritable
 from draftfleet.logs import event
 from draftfleet.queue import GENERATE, publish
@@ -84,10 +84,10 @@ def _claim(node: Node, found: OpenRun, name: str, task_id: str) -> None:
 
 def _take(node: Node, found: OpenRun, name: str) -> Taken | Held | None:
     """The claim; None if the node drains while Redis is away."""
-    said = False
+    said, token = False, new_token()
     while True:
         try:
-            return found.claims.take(name)
+            return found.claims.take(name, token)
         except redis.RedisError as error:
             if not said:
                 log.warning(event("waiting for redis", batch=name, error=str(error)))
