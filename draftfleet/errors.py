@@ -11,6 +11,7 @@
     ├── StorageError             the shared folder failed
     │   ├── StorageUnsafe        it cannot put a file only if absent
     │   ├── StorageUnwritable    it is full or read-only: the node pauses
+    │   ├── StorageUnreadable    it does not answer: the node pauses
     │   └── CorruptFile          a file that exists and cannot be read
     ├── ServerError              an inference server, or its answer to one request
     │   ├── NotReady             it did not get ready within its budget
@@ -71,6 +72,9 @@ class StorageUnsafe(StorageError): ...
 
 
 class StorageUnwritable(StorageError): ...
+
+
+class StorageUnreadable(StorageError): ...
 
 
 class CorruptFile(StorageError): ...

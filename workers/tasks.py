@@ -14,12 +14,13 @@ import redis
 from celery import Celery, Task
 
 from draftfleet.claims import Held, Taken, new_token
-from draftfleet.errors import CorruptFile, QueueError, StorageUnwritable
+from draftfleet.errors import CorruptFile, QueueError
 from draftfleet.logs import event
 from draftfleet.queue import GENERATE, publish
 from draftfleet.records import BatchMessage
 from draftfleet.runs import Run, parent_of
 from workers.batch import Batch
+from workers.guard import PAUSING
 from workers.node import Node, OpenRun
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ def generate(node: Node, body: dict[str, Any], task_id: str) -> None:
         return
     try:
         found = node.find(message)
-    except (StorageUnwritable, OSError) as error:  # the node was told to stop; the reconciler publishes it again
+    except PAUSING as error:  # the node was told to stop; the reconciler publishes it again
         log.error(event("message left", run=message.run, batch=message.batch, error=str(error)))
         return
     if found is None:
@@ -77,7 +78,7 @@ def _claim(node: Node, found: OpenRun, name: str, task_id: str) -> None:
         if _open(node, found, batch):
             node.submit(batch)
             _end(node, found, batch)
-    except (StorageUnwritable, OSError) as error:  # the node was told to stop while it waited for the storage
+    except PAUSING as error:  # the node was told to stop while it waited for the storage
         log.error(event("batch given back", run=found.run.name, batch=name, error=str(error)))
         _give_back(node, batch)
 
