@@ -12,7 +12,6 @@ import redis
 from draftfleet.embedded import Embedded
 from draftfleet.errors import QueueError, SettingsError
 from draftfleet.queue import connect, generate_queue, make_app, publish, publish_training, queued, retry_queue
-from draftfleet.records import BatchMessage
 from draftfleet.runs import Run, batch_id
 from draftfleet.settings import Settings, load
 
@@ -90,22 +89,3 @@ def test_batches_that_somebody_began_are_consumed_first(settings: Settings, clie
                 connection.drain_events(timeout=10)
 
     assert arrived[0] == batch_id("train", 9)
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"v": 99}, "version 99"),
-        ({"batch": "../../etc/passwd"}, "batch"),
-        ({"run": "a/b"}, "run"),
-        ({"run_id": "zz"}, "run_id"),
-        ({"prompt": "text"}, "prompt"),
-        ({"batch": 7}, "batch"),
-    ],
-)
-def test_a_message_that_is_not_ours_is_refused_with_the_reason(change: dict[str, Any], complaint: str) -> None:
-    good = {"v": 1, "run_id": "0" * 32, "run": "run", "batch": "train-000001"}
-    assert BatchMessage.parse(good).batch == "train-000001"
-
-    with pytest.raises(QueueError, match=complaint):
-        BatchMessage.parse(good | change)
