@@ -9,14 +9,16 @@ outstanding batches, so that the second identity is a check and not a definition
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from draftfleet.errors import CorruptFile
+from draftfleet.outcomes import Counts, best
 from draftfleet.records import Sample
-from draftfleet.runs import Counts, Run, best, parent_of
+from draftfleet.runs import Run, parent_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +65,9 @@ class Accountant:
     def account(self) -> Accounting:
         """Read the run from storage. Raises CorruptFile if run.json or a prompt shard is."""
         sealed = self.run.sealed()  # first: what is sealed is then listed
-        split, dead = self.run.split_sizes(), self.run.dead()
         done = self.run.done()
-        outstanding = self.run.outstanding()
+        split, dead = self.run.split_sizes(), self.run.dead()
+        outstanding = self.run.outstanding(done, dead)
         counts, corrupt = self._done(done, split, dead)
         return Accounting(
             run=self.run.name,
@@ -131,6 +133,8 @@ def repair(run: Run) -> list[str]:
         except CorruptFile:
             run.set_aside(batch)
             moved.append(batch)
+    if moved and (sealed := run.sealed()) is not None:
+        run.seal(sealed | {"repaired_at": time.time()})  # reconcilers that took the run for finished look again
     return moved
 
 

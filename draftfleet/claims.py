@@ -5,6 +5,7 @@ when a claim lapsed without release and without a new finished row: draining, pa
 
     draftfleet:RUN_ID:claims     hash  name -> [token, owner, expires (ms), saved rows]
     draftfleet:RUN_ID:attempts   hash  name -> attempts that lapsed without progress
+    draftfleet:RUN_ID:published  hash  batch -> when it was last published (s); written by draftfleet.queue
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ _TAKE = (
     + _LAPSE
     + """
 local raw = redis.call('HGET', KEYS[1], ARGV[1])
-if raw then
-  local claim = cjson.decode(raw)
+local claim = raw and cjson.decode(raw)
+if claim and claim[1] ~= ARGV[2] then  -- the answer to an earlier call with this token may have been lost
   if claim[3] > now then return {0, claim[2]} end
   lapse(KEYS[1], KEYS[2], ARGV[1], claim)
 end
@@ -114,11 +115,20 @@ for i = 1, #all, 2 do
   if claim[3] <= now then
     lapsed[#lapsed + 1] = all[i]
     lapsed[#lapsed + 1] = lapse(KEYS[1], KEYS[2], all[i], claim)
+    redis.call('HDEL', KEYS[3], all[i])  -- should the caller die now, the batch counts as never published
   end
 end
 return lapsed
 """
 )
+
+
+def published_key(run_id: str) -> str:
+    return f"draftfleet:{run_id}:published"
+
+
+def new_token() -> str:
+    return uuid.uuid4().hex
 
 
 class Claims:
@@ -128,15 +138,15 @@ class Claims:
         self.owner = owner
         self._ttl_ms = int(knobs.ttl_s * 1000)
         self._client = client
-        self._keys = [f"draftfleet:{run_id}:claims", f"draftfleet:{run_id}:attempts"]
+        self._keys = [f"draftfleet:{run_id}:claims", f"draftfleet:{run_id}:attempts", published_key(run_id)]
         self._take = client.register_script(_TAKE)
         self._renew = client.register_script(_RENEW)
         self._release = client.register_script(_RELEASE)
         self._sweep = client.register_script(_SWEEP)
 
-    def take(self, name: str) -> Taken | Held:
-        """Claim it, unless a live claim is held."""
-        token = uuid.uuid4().hex
+    def take(self, name: str, token: str | None = None) -> Taken | Held:
+        """Claim it, unless a live claim is held. Who asks again after an error gives the same `token`."""
+        token = token or new_token()
         granted, answer = self._take(self._keys, [name, token, self.owner, self._ttl_ms])
         return Taken(token, int(answer)) if granted else Held(str(answer))
 

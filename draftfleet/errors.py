@@ -11,6 +11,7 @@
     ├── StorageError             the shared folder failed
     │   ├── StorageUnsafe        it cannot put a file only if absent
     │   ├── StorageUnwritable    it is full or read-only: the node pauses
+    │   ├── StorageUnreadable    it does not answer: the node pauses
     │   └── CorruptFile          a file that exists and cannot be read
     ├── ServerError              an inference server, or its answer to one request
     │   ├── NotReady             it did not get ready within its budget
@@ -73,14 +74,25 @@ class StorageUnsafe(StorageError): ...
 class StorageUnwritable(StorageError): ...
 
 
+class StorageUnreadable(StorageError): ...
+
+
 class CorruptFile(StorageError): ...
 
 
 class ServerError(DraftfleetError):
-    """`retryable` tells the worker whether the same row may be asked again."""
+    """`retryable` tells the worker whether the same row may be asked again.
+
+    `body` is the start of what the server answered. It may quote the prompt: logs show `summary`, which is without it.
+    """
 
     exit_code = 7
     retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, body: str = "") -> None:
+        super().__init__(f"{message}: {body!r}" if body else message)
+        self.summary = message
+        self.body = body
 
 
 class NotReady(ServerError): ...
@@ -93,12 +105,11 @@ class Unauthorized(ServerError): ...
 
 
 class BadRequest(ServerError):
-    """The server refused this row. `status` is the HTTP status, `body` the start of its answer."""
+    """The server refused this row. `status` is the HTTP status."""
 
     def __init__(self, message: str, *, status: int | None = None, body: str = "") -> None:
-        super().__init__(message)
+        super().__init__(message, body=body)
         self.status = status
-        self.body = body
 
 
 class Overload(ServerError):
@@ -106,8 +117,10 @@ class Overload(ServerError):
 
     retryable = True
 
-    def __init__(self, message: str, *, status: int | None = None, retry_after_s: float | None = None) -> None:
-        super().__init__(message)
+    def __init__(
+        self, message: str, *, status: int | None = None, retry_after_s: float | None = None, body: str = ""
+    ) -> None:
+        super().__init__(message, body=body)
         self.status = status
         self.retry_after_s = retry_after_s
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
 import redis
 from celery import Celery
+from kombu.exceptions import KombuError
 from redis.connection import parse_url
 
 from draftfleet import embedded
-from draftfleet.errors import QueueError
+from draftfleet.claims import published_key
+from draftfleet.errors import QueueError, SettingsError
 from draftfleet.records import SCHEMA_VERSION, BatchMessage, TrainMessage
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
@@ -49,9 +52,15 @@ def redis_url(settings: Settings) -> str:
 def connect(settings: Settings) -> redis.Redis:
     """A client that answered. Raises QueueError."""
     url = redis_url(settings)
-    client = redis.Redis.from_url(
-        url, decode_responses=True, socket_timeout=30, socket_connect_timeout=5, socket_keepalive=True
-    )
+    try:
+        client = redis.Redis.from_url(
+            url, decode_responses=True, socket_timeout=30, socket_connect_timeout=5, socket_keepalive=True
+        )
+    except ValueError:  # its text may quote the password
+        raise SettingsError(
+            "queue.url is no address of a Redis: write it as redis://user:password@host:6379/0, or rediss:// with TLS; "
+            "in a password, write : / @ as %3A %2F %40."
+        ) from None
     try:
         client.ping()
     except redis.AuthenticationError as error:
@@ -103,14 +112,15 @@ def publish(
 ) -> int:
     """Put a reference to each batch into the model's queue, or into the one consumed first. Returns how many.
 
-    If it raises, some of the last PUBLISH_BATCH may be queued: publish them all again.
+    If it raises QueueError, some of the last PUBLISH_BATCH may be queued: publish them all again.
     """
     queue = retry_queue(model) if retry else generate_queue(model)
     published = 0
     remaining = iter(batches)
     while chunk := list(islice(remaining, PUBLISH_BATCH)):
-        _publish_chunk(app, run, queue, chunk)
-        note_published(client, run.run_id, chunk)
+        with _faults_told():
+            _publish_chunk(app, run, queue, chunk)
+            note_published(client, run.run_id, chunk)
         published += len(chunk)
     return published
 
@@ -124,9 +134,9 @@ def _publish_chunk(app: Celery, run: Run, queue: str, batches: Sequence[str]) ->
 
 
 def publish_training(app: Celery, run: Run, drafter: str) -> None:
-    """Ask for a drafter to be trained. Asking twice is harmless: the task holds a claim."""
+    """Ask for a drafter to be trained. Asking twice is harmless: the task holds a claim. Raises QueueError."""
     message = TrainMessage(v=SCHEMA_VERSION, run_id=run.run_id, run=run.name, drafter=drafter)
-    with app.amqp.producer_pool.acquire(block=True) as producer:
+    with _faults_told(), app.amqp.producer_pool.acquire(block=True) as producer:
         shown = f"{run.name} {drafter}"
         _send(app, producer, task=TRAIN, queue=TRAIN_QUEUE, body=message.model_dump(), shown=shown)
 
@@ -135,10 +145,23 @@ def _send(app: Celery, producer: Any, *, task: str, queue: str, body: dict[str, 
     app.send_task(task, args=[body], queue=queue, producer=producer, argsrepr=shown, kwargsrepr="", ignore_result=True)
 
 
+@contextmanager
+def _faults_told() -> Generator[None]:
+    """Whatever Redis, kombu or the socket raise, as one error.
+
+    A RuntimeError, too: where the connection breaks before a batch is full, kombu 5.7.0 goes on with a new channel and
+    finds that it is another one.
+    """
+    try:
+        yield
+    except (redis.RedisError, KombuError, OSError, RuntimeError) as error:
+        raise QueueError(f"Redis failed in publishing messages: {error}. They may not be queued.") from error
+
+
 def note_published(client: redis.Redis, run_id: str, batches: Sequence[str]) -> None:
     """Remember by Redis' clock when these batches were last published."""
     now_s, _ = client.time()
-    client.hset(f"draftfleet:{run_id}:published", mapping={batch: int(now_s) for batch in batches})
+    client.hset(published_key(run_id), mapping={batch: int(now_s) for batch in batches})
 
 
 def queued(client: redis.Redis, model: str) -> int:

@@ -7,15 +7,16 @@ storage, for batches that nobody has, wherever their message went.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import redis
 from celery import Celery
 
 from draftfleet import settings
-from draftfleet.claims import Claims, Lapsed
-from draftfleet.errors import CorruptFile, RunMissing
+from draftfleet.claims import Claims, Lapsed, published_key
+from draftfleet.errors import CorruptFile, RunMissing, StorageError
 from draftfleet.logs import event
 from draftfleet.queue import publish, publish_training, queued
 from draftfleet.records import Prompt, Sample
@@ -46,16 +47,14 @@ class Reconciler:
         self._models = models
         self._runs: dict[str, Run] = {}
         self._finished: dict[str, dict[str, Any] | None] = {}
-
-    def know(self, run: Run) -> None:
-        """Look after this run from now on, without waiting for the next look at the storage."""
-        self._runs.setdefault(run.name, run)
+        self._owed: dict[str, deque[Lapsed]] = defaultdict(deque)
 
     def discover(self) -> list[Run]:
-        """The runs to look after, read from storage."""
-        for name in self._storage.folders():
-            if name in self._runs:
-                continue
+        """The runs to look after, read from storage. One whose folder is gone may come back as another run."""
+        names = set(self._storage.folders())
+        for name in set(self._runs) - names:
+            self._runs.pop(name, None)
+        for name in names - set(self._runs):
             try:
                 run = Run.open(self._storage, name)
             except (RunMissing, CorruptFile):  # not a run: somebody's folder beside ours
@@ -66,7 +65,7 @@ class Reconciler:
 
     def sweep(self) -> int:
         """Publish again what dead holders left. Returns how many claims had lapsed. Redis alone, unless one had."""
-        return sum(self._sweep(run) for run in list(self._runs.values()))
+        return self._over_runs(self._sweep)
 
     def republish(self) -> int:
         """Compare the storage with the queue and publish what is missing. One process at a time; others get 0."""
@@ -74,20 +73,43 @@ class Reconciler:
         if not lock.acquire():
             return 0
         try:
-            return sum(self._republish(run) for run in self.discover())
+            self.discover()
+            return self._over_runs(self._republish)
         finally:
             if lock.owned():
                 lock.release()
 
+    def _over_runs(self, look: Callable[[Run], int]) -> int:
+        """The sum over all runs. One whose files are at fault does not keep the others waiting."""
+        total = 0
+        for run in list(self._runs.values()):
+            try:
+                total += look(run)
+            except (StorageError, OSError) as error:
+                log.error(event("run not reconciled", run=run.name, error=str(error)))
+        return total
+
     def _sweep(self, run: Run) -> int:
+        """The claims are gone from Redis: one that cannot be seen to now is owed, and seen to at the next sweep."""
         lapsed = Claims(self._client, run.run_id, self._knobs, "reconciler").sweep()
         for claim in lapsed:
             log.warning(event("claim lapsed", run=run.name, name=claim.name, attempts=claim.attempts))
-            if claim.name.startswith(TRAIN_CLAIM):
-                self._train_again(run, claim)
-            else:
-                self._work_again(run, claim)
+        owed = self._owed[run.run_id]
+        owed.extend(lapsed)
+        while owed:
+            try:
+                self._again(run, owed[0])
+            except Exception:
+                owed.rotate(-1)
+                raise
+            owed.popleft()
         return len(lapsed)
+
+    def _again(self, run: Run, claim: Lapsed) -> None:
+        if claim.name.startswith(TRAIN_CLAIM):
+            self._train_again(run, claim)
+        else:
+            self._work_again(run, claim)
 
     def _train_again(self, run: Run, claim: Lapsed) -> None:
         drafter = claim.name.removeprefix(TRAIN_CLAIM)
@@ -134,7 +156,7 @@ class Reconciler:
             return []
         claimed = Claims(self._client, run.run_id, self._knobs, "reconciler").held()
         now_s = int(self._client.time()[0])
-        stamps = self._client.hmget(f"draftfleet:{run.run_id}:published", list(outstanding))
+        stamps = self._client.hmget(published_key(run.run_id), list(outstanding))
         patience_s = self._knobs.republish_s if queued(self._client, model_of(run)) else self._knobs.grace_s
         return [
             batch

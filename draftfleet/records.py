@@ -28,6 +28,9 @@ IdsSource = Literal["engine", "retokenized", "none"]
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 """Names of runs, batches and drafters: they become file names, so they can hold no path."""
 
+BATCH = r"^(train|heldout)-[0-9]{6,12}(\.[0-9]{4,9})?$"
+"""Names of batches, and of the rows of one that was split (draftfleet.runs)."""
+
 Conversation = list[dict[str, Any]]
 """Messages in the OpenAI form: `role`, `content`, and where present `tool_calls`, `tool_call_id`, `name`."""
 
@@ -45,7 +48,7 @@ class BatchMessage(BaseModel):
     v: int
     run_id: str = Field(pattern=r"^[0-9a-f]{32}$")
     run: str = Field(pattern=NAME)
-    batch: str = Field(pattern=NAME)
+    batch: str = Field(pattern=BATCH)
 
     @classmethod
     def parse(cls, body: dict[str, Any]) -> Self:

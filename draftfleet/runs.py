@@ -20,22 +20,23 @@ import io
 import json
 import time
 import uuid
-from collections.abc import Generator, Iterable
+import zlib
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 import draftfleet
 from draftfleet.errors import CorruptFile, RunConflict, RunMissing
-from draftfleet.records import SAMPLE_SCHEMA, SCHEMA_VERSION, Outcome, Prompt, Sample, Split
+from draftfleet.outcomes import Counts
+from draftfleet.records import SAMPLE_SCHEMA, SCHEMA_VERSION, Prompt, Sample, Split
 from draftfleet.storage import Storage
 
-OUTCOMES: tuple[Outcome, ...] = ("ok", "truncated", "failed")
-_RANK = {outcome: rank for rank, outcome in enumerate(OUTCOMES)}
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,36 +50,6 @@ class RunInfo:
     created_at: float
     content: dict[str, Any]
     provenance: dict[str, Any] = field(default_factory=dict[str, Any])
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """What one or more sample shards hold."""
-
-    ok: int = 0
-    truncated: int = 0
-    failed: int = 0
-    tokens: int = 0
-    mismatched: int = 0
-
-    @property
-    def rows(self) -> int:
-        return self.ok + self.truncated + self.failed
-
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
-
-    @classmethod
-    def of(cls, samples: Iterable[Sample]) -> Self:
-        """`tokens` are completion tokens; `mismatched` are rows whose ids are not as many as the server counted."""
-        ok = truncated = failed = tokens = mismatched = 0
-        for sample in samples:
-            ok += sample.outcome == "ok"
-            truncated += sample.outcome == "truncated"
-            failed += sample.outcome == "failed"
-            tokens += max(sample.completion_tokens, 0)
-            mismatched += sample.outcome != "failed" and not sample.ids_match_usage
-        return cls(ok, truncated, failed, tokens, mismatched)
 
 
 class Run:
@@ -145,13 +116,12 @@ class Run:
     def read_prompts(self, batch: str) -> list[Prompt]:
         """The prompts of a batch, one for a batch that was split off. Raises FileNotFoundError or CorruptFile."""
         parent, row = parent_of(batch)
-        path = self._prompts(parent)
-        raw = self.storage.read(path)
-        try:
-            prompts = [Prompt.from_json(line) for line in _lines(gzip.decompress(raw).decode())]
-        except (ValueError, TypeError, EOFError, OSError) as error:
-            raise CorruptFile(f"{self.storage.url}/{path} cannot be read: {error}. Restore it from a copy.") from None
-        return prompts if row is None else [prompts[row]]
+        prompts = self._parsed(self._prompts(parent), _prompts_in)
+        if row is None:
+            return prompts
+        if row >= len(prompts):
+            raise FileNotFoundError(f"{batch} is no row of {parent}, which has {len(prompts)}")
+        return [prompts[row]]
 
     def batches(self) -> list[str]:
         """Ids of the batches that the producer made, in order."""
@@ -165,16 +135,16 @@ class Run:
         split = self.split_sizes()
         return [part for batch in self.batches() for part in parts_of(batch, split.get(batch))]
 
-    def outstanding(self) -> list[str]:
-        """Ids of the batches still to be done: no shard of their own or of the batch they were split from, not dead."""
-        done, dead = set(self.done()), set(self.dead())
+    def outstanding(self, done: Iterable[str] | None = None, dead: Iterable[str] | None = None) -> list[str]:
+        """Ids of the batches still to be done: no shard of their own or of the batch they were split from, not dead.
+
+        Who counts the others too gives what it read of them: a batch that is done meanwhile is then counted once.
+        """
+        done = set(self.done() if done is None else done)
+        dead = set(self.dead() if dead is None else dead)
         return [
             part for part in self.work() if part not in done and part not in dead and parent_of(part)[0] not in done
         ]
-
-    def is_complete(self) -> bool:
-        """Whether the producer is finished and every batch is done or given up."""
-        return self.sealed() is not None and not self.outstanding()
 
     # -- samples
 
@@ -263,7 +233,7 @@ class Run:
     def split_sizes(self) -> dict[str, int]:
         """The batches that were split, with how many rows each has."""
         names = (name.removesuffix(".json") for name in self.storage.list(f"{self.name}/split"))
-        return {name: int(json.loads(self.storage.read(f"{self.name}/split/{name}.json"))["rows"]) for name in names}
+        return {name: self._parsed(f"{self.name}/split/{name}.json", _rows_in) for name in names}
 
     def is_split(self, batch: str) -> bool:
         return self.storage.exists(f"{self.name}/split/{batch}.json")
@@ -276,7 +246,7 @@ class Run:
         """The rows that were given up and have no shard, by batch."""
         names = (name.removesuffix(".json") for name in self.storage.list(f"{self.name}/dead"))
         return {
-            name: Sample.from_json(self.storage.read(f"{self.name}/dead/{name}.json").decode())
+            name: self._parsed(f"{self.name}/dead/{name}.json", lambda raw: Sample.from_json(raw.decode()))
             for name in names
             if not self.is_done(name)
         }
@@ -295,7 +265,7 @@ class Run:
     def sealed(self) -> dict[str, Any] | None:
         """The totals, once the producer has read its data to the end; None before."""
         try:
-            return cast(dict[str, Any], json.loads(self.storage.read(f"{self.name}/sealed.json")))
+            return self._parsed(f"{self.name}/sealed.json", lambda raw: cast(dict[str, Any], json.loads(raw)))
         except FileNotFoundError:
             return None
 
@@ -304,6 +274,14 @@ class Run:
     def drafter_dir(self, drafter: str) -> Path:
         """The folder of a drafter. The trainer needs a real one."""
         return self.storage.local(f"{self.name}/drafters/{drafter}")
+
+    def _parsed(self, path: str, parse: Callable[[bytes], T]) -> T:
+        """Raises FileNotFoundError or CorruptFile."""
+        raw = self.storage.read(path)
+        try:
+            return parse(raw)
+        except (ValueError, TypeError, KeyError, EOFError, OSError, zlib.error) as error:
+            raise CorruptFile(f"{self.storage.url}/{path} cannot be read: {error}. Restore it from a copy.") from None
 
     def _prompts(self, batch: str) -> str:
         return f"{self.name}/prompts/{batch}.jsonl.gz"
@@ -331,14 +309,12 @@ def split_of(batch: str) -> Split:
     return cast(Split, batch.partition("-")[0])
 
 
-def best(samples: Iterable[Sample]) -> dict[str, Sample]:
-    """One sample per row key: ok beats truncated beats failed, the first of equals stays."""
-    chosen: dict[str, Sample] = {}
-    for sample in samples:
-        held = chosen.get(sample.row_key)
-        if held is None or _RANK[sample.outcome] < _RANK[held.outcome]:
-            chosen[sample.row_key] = sample
-    return chosen
+def _prompts_in(raw: bytes) -> list[Prompt]:
+    return [Prompt.from_json(line) for line in _lines(gzip.decompress(raw).decode())]
+
+
+def _rows_in(raw: bytes) -> int:
+    return int(json.loads(raw)["rows"])
 
 
 def _lines(text: str) -> list[str]:

@@ -54,7 +54,7 @@ class Storage(Section):
     """Where runs live: prompts, samples, checkpoints, drafters. Every node sees the same."""
 
     url: str = Field(
-        default="file://draftfleet-data", description="Folder that all nodes share, as an fsspec URL or a path."
+        default="file://draftfleet-data", description="Folder that all nodes share: file://FOLDER or a plain path."
     )
 
 

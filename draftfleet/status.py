@@ -16,7 +16,7 @@ from rich.text import Text
 from draftfleet import accounting, live
 from draftfleet.accounting import Accountant
 from draftfleet.errors import QueueError
-from draftfleet.queue import connect, make_app, queued
+from draftfleet.queue import connect, make_app, publish, queued
 from draftfleet.reconcile import Reconciler, model_of
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
@@ -102,8 +102,9 @@ def _repair(settings: Settings, run: Run) -> None:
     moved = accounting.repair(run)
     for batch in moved:
         print(f"moved aside: shard {batch}", file=sys.stderr)
-    reconciler = Reconciler(make_app(settings), connect(settings), run.storage, settings.claims)
-    published = reconciler.republish()
+    app, client = make_app(settings), connect(settings)
+    published = publish(app, client, run, model_of(run), moved, retry=True)
+    published += Reconciler(app, client, run.storage, settings.claims).republish()
     print(f"{len(moved)} shards moved aside, {published} batches published again", file=sys.stderr)
 
 

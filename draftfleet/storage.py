@@ -6,6 +6,7 @@ wins and the other is told so. `probe` proves it before anything is entrusted to
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -16,14 +17,20 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from draftfleet.errors import StorageError, StorageUnsafe, StorageUnwritable
+from draftfleet.errors import StorageError, StorageUnreadable, StorageUnsafe, StorageUnwritable
 
-UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
-"""Faults of the folder, not of the data: the node pauses and tries again, nothing is given up."""
+WRONG_PATH = {errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP}
+"""Faults that no waiting mends. All others are the folder's: the node pauses and tries again, nothing is given up."""
+
+NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+"""What a file system without hard links answers: FAT, and some that live in user space."""
 
 
 class Storage(Protocol):
-    """Paths are relative, with `/`; their folders need not exist. Writes raise StorageUnwritable when it is full."""
+    """Paths are relative, with `/`; their folders need not exist.
+
+    Writes raise StorageUnwritable when it is full or read-only, reads StorageUnreadable when it does not answer.
+    """
 
     url: str
 
@@ -76,6 +83,13 @@ class FileStorage:
             except FileExistsError:
                 # NFS may report an error for a link that it made: the inode tells.
                 return os.stat(staged).st_ino == os.stat(final).st_ino
+            except OSError as error:
+                if error.errno in NO_LINKS:
+                    raise StorageUnsafe(
+                        f"{self.url} has no hard links ({error.strerror}): two workers could overwrite each other's "
+                        "samples. Use a POSIX file system that has them."
+                    ) from error
+                raise
             _sync_folder(final.parent)
             return True
 
@@ -85,35 +99,29 @@ class FileStorage:
             _sync_folder(final.parent)
 
     def read(self, path: str) -> bytes:
-        return (self.root / path).read_bytes()
+        with self._reading(path):
+            return (self.root / path).read_bytes()
 
     def exists(self, path: str) -> bool:
-        return (self.root / path).exists()
+        with self._reading(path):
+            return (self.root / path).exists()
 
     def list(self, folder: str) -> Iterator[str]:
-        try:
-            with os.scandir(self.root / folder) as entries:
-                for entry in entries:
-                    if not entry.name.startswith(".") and entry.is_file():
-                        yield entry.name
-        except FileNotFoundError:
-            return
+        return (entry.name for entry in self._entries(folder) if entry.is_file())
 
     def folders(self) -> Iterator[str]:
-        try:
-            with os.scandir(self.root) as entries:
-                yield from (entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
-        except FileNotFoundError:
-            return
+        return (entry.name for entry in self._entries("") if entry.is_dir())
 
     def delete(self, path: str) -> None:
-        (self.root / path).unlink(missing_ok=True)
+        with self._writing(path):
+            (self.root / path).unlink(missing_ok=True)
 
     def rename(self, path: str, new_path: str) -> None:
         final = self.root / new_path
-        final.parent.mkdir(parents=True, exist_ok=True)
-        (self.root / path).rename(final)
-        _sync_folder(final.parent)
+        with self._writing(new_path):
+            final.parent.mkdir(parents=True, exist_ok=True)
+            (self.root / path).rename(final)
+            _sync_folder(final.parent)
 
     def local(self, path: str) -> Path:
         return self.root / path
@@ -123,21 +131,52 @@ class FileStorage:
         final = self.root / path
         staged = final.parent / f".{final.name}.{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
         try:
-            final.parent.mkdir(parents=True, exist_ok=True)
-            with staged.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            yield staged, final
-        except OSError as error:
-            if error.errno in UNWRITABLE:
-                raise StorageUnwritable(
-                    f"could not write {final}: {error.strerror}. Make room or make it writable; nothing was lost, "
-                    "work goes on by itself."
-                ) from error
-            raise StorageError(f"could not write {final}: {error}") from error
+            with self._writing(path):
+                final.parent.mkdir(parents=True, exist_ok=True)
+                with staged.open("wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                yield staged, final
         finally:
-            staged.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # what kept it from being written may keep it from being deleted
+                staged.unlink(missing_ok=True)
+
+    def _entries(self, folder: str) -> Iterator[os.DirEntry[str]]:
+        """What is in a folder and not hidden; nothing if the folder is not there."""
+        try:
+            with self._reading(folder), os.scandir(self.root / folder) as entries:
+                yield from (entry for entry in entries if not entry.name.startswith("."))
+        except FileNotFoundError:
+            return
+
+    @contextmanager
+    def _reading(self, path: str) -> Generator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StorageUnreadable(
+                f"could not read {self.root / path}: {error.strerror}. Correct storage.url, or mend the folder."
+            ) from error
+
+    @contextmanager
+    def _writing(self, path: str) -> Generator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            if error.errno in WRONG_PATH:
+                raise StorageError(
+                    f"could not write {self.root / path}: {error.strerror}. Correct storage.url, or move away what is "
+                    "in the way."
+                ) from error
+            raise StorageUnwritable(
+                f"could not write {self.root / path}: {error.strerror}. Make room or make it writable; nothing was "
+                "lost, work goes on by itself."
+            ) from error
 
 
 def open_storage(url: str) -> Storage:
@@ -162,7 +201,8 @@ def probe(storage: Storage) -> None:
                 "Use a POSIX file system with hard links."
             )
     finally:
-        storage.delete(path)
+        with contextlib.suppress(StorageError):  # the first error says it
+            storage.delete(path)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 
 _TAKE = """
 local held = redis.call('GET', KEYS[1])
-if held and held ~= ARGV[3] then return held end
+if held and held ~= ARGV[1] and held ~= ARGV[3] then return held end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return false
 """
-"""Take it if it is free or still held by ARGV[3]; else return the holder."""
+"""Take it if it is free, ours (an answer may have been lost), or still held by ARGV[3]; else return the holder."""
 
 _RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end"
 
@@ -52,7 +52,7 @@ class Lease:
         self._thread = threading.Thread(target=self._keep, name="producer lease", daemon=True)
 
     def __enter__(self) -> Self:
-        held = self._take(replacing="")
+        held = self._take()
         if held is not None and _is_gone(json.loads(held)):
             log.warning(event("lease of a dead producer taken over", run=self._run.name, holder=_shown(held)))
             held = self._take(replacing=held)
@@ -79,14 +79,14 @@ class Lease:
     def _keep(self) -> None:
         while not self._released.wait(self._renew_s):
             try:
-                self._taken_by = self._take(replacing=self._me)
+                self._taken_by = self._take()
             except redis.RedisError as away:
                 log.warning(event("lease not renewed", run=self._run.name, error=away))
                 continue
             if self._taken_by is not None:
                 return
 
-    def _take(self, replacing: str) -> str | None:
+    def _take(self, replacing: str = "") -> str | None:
         """None if the lease is ours now, else who holds it."""
         held: Any = self._client.eval(_TAKE, 1, self._key, self._me, str(self._ttl_ms), replacing)
         return None if held is None else str(held)

@@ -22,7 +22,6 @@ from itertools import chain
 from typing import Any
 
 import redis
-from kombu.exceptions import KombuError
 from tenacity import RetryCallState, retry, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
 from draftfleet import tokens
@@ -42,8 +41,6 @@ from producer.reading import Reading
 from producer.sources import Source, open_source
 
 log = logging.getLogger(__name__)
-
-QUEUE_FAULTS = (KombuError, redis.RedisError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,7 +244,7 @@ def _patient(publish_batches: Publish, patience_s: float) -> Publish:
         log.warning(event("publishing failed, trying again", attempt=attempt.attempt_number))
 
     return retry(
-        retry=retry_if_exception_type(QUEUE_FAULTS),
+        retry=retry_if_exception_type(QueueError),
         stop=stop_after_delay(patience_s),
         wait=wait_exponential_jitter(initial=0.1, max=5),
         before_sleep=note,
@@ -259,7 +256,7 @@ def _patient(publish_batches: Publish, patience_s: float) -> Publish:
 def _queue_faults() -> Generator[None]:
     try:
         yield
-    except QUEUE_FAULTS as error:
+    except (redis.RedisError, QueueError) as error:
         raise QueueError(
             f"Redis failed while the run was being filled: {error}. What is in the storage stays: once Redis answers, "
             "produce again and it goes on; nothing is lost or doubled."

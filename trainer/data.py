@@ -24,8 +24,9 @@ from torch import Tensor
 
 from draftfleet.errors import CorruptFile, TrainingError
 from draftfleet.logs import event
+from draftfleet.outcomes import best
 from draftfleet.records import Sample
-from draftfleet.runs import Run, best, parent_of, split_of
+from draftfleet.runs import Run, parent_of, split_of
 from draftfleet.settings import Trainer
 from trainer.targets import Row
 from trainer.team import Team

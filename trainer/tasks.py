@@ -121,6 +121,6 @@ def _give_back(node: Node, run: Run, claim: Claim, drafter: str) -> None:
         if node.stop.is_set() and released:
             publish_training(node.app, run, drafter)
             log.info(event("training put back", run=run.name, drafter=drafter))
-    except (redis.RedisError, OperationalError) as error:
+    except (redis.RedisError, QueueError) as error:
         # The claim lapses, and whoever sweeps it asks for the training again.
         log.warning(event("claim not released", run=run.name, drafter=drafter, error=error))

@@ -6,9 +6,14 @@ import threading
 import time
 from dataclasses import dataclass, field
 
+from pydantic import ValidationError
+
+import draftfleet
 from draftfleet.claims import Claims, Holding
+from draftfleet.errors import RunError
+from draftfleet.outcomes import Counts
 from draftfleet.records import Prompt, Sample
-from draftfleet.runs import Counts, Run
+from draftfleet.runs import Run
 from draftfleet.settings import Sampling
 
 SUSPECT_DEATHS = 2
@@ -23,10 +28,17 @@ class Content:
 
     @classmethod
     def of(cls, run: Run) -> Content:
+        """Raises RunError if the run was made by a version that pins what this one does not know."""
         prefix = "sampling."
         pinned = run.info.content
         sampling = {key.removeprefix(prefix): value for key, value in pinned.items() if key.startswith(prefix)}
-        return cls(str(pinned["target.model"]), Sampling(**sampling))
+        try:
+            return cls(str(pinned["target.model"]), Sampling(**sampling))
+        except (KeyError, ValidationError) as error:
+            raise RunError(
+                f"run {run.name} was made by draftfleet {run.info.product_version} and cannot be read by "
+                f"{draftfleet.__version__}: use the same version on every node ({error})."
+            ) from None
 
 
 @dataclass(slots=True, eq=False)

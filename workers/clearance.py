@@ -77,7 +77,7 @@ class Clearance:
         except Overload as error:
             await asyncio.sleep(server.overloaded(error.retry_after_s))
         except Transient as error:
-            log.warning(event("canary broke off", server=server.url, run=batch.run.name, error=str(error)))
+            log.warning(event("canary broke off", server=server.url, run=batch.run.name, error=error.summary))
             await self._servers.confirm(server)
             await asyncio.sleep(AGAIN_S)
         except Exception as error:
@@ -88,7 +88,8 @@ class Clearance:
                 self._fatal(
                     Mismatch(
                         f"server {server.url} refused the {PROMPTS_TRIED} shortest prompts of batch {batch.name}; the "
-                        f"last: {refusal}. Correct the run's sampling.extra_body, or the server."
+                        f"last: {refusal.summary}. Correct the run's sampling.extra_body, or the server. It said",
+                        body=refusal.body,
                     )
                 )
             else:

@@ -9,11 +9,14 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from draftfleet.errors import StorageUnwritable
+from draftfleet.errors import StorageUnreadable, StorageUnwritable
 from draftfleet.logs import event
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+PAUSING = (StorageUnwritable, StorageUnreadable, OSError)
+"""Faults of the shared folder that pass: nothing is given up for them."""
 
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 20.0
@@ -48,7 +51,7 @@ class Guard:
                     return action()
                 except FileNotFoundError:
                     raise
-                except (StorageUnwritable, OSError) as error:
+                except PAUSING as error:
                     waiting = waiting or self._block()
                     self._say(what, error)
                     if self._stopping.wait(delay_s * random.uniform(0.7, 1.0)):

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from draftfleet.live import RunReport
 from draftfleet.logs import event
+from draftfleet.outcomes import Counts
 from draftfleet.records import Sample
-from draftfleet.runs import Counts
 from workers.batch import Batch
 from workers.guard import Guard
 from workers.partials import Partials

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import redis
 from kombu.exceptions import OperationalError
 
+from draftfleet.errors import QueueError
 from draftfleet.logs import event
 
 log = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ class Chore(threading.Thread):
     def _turn(self) -> None:
         try:
             self._action()
-        except (redis.RedisError, OperationalError) as error:
+        except (redis.RedisError, QueueError, OperationalError) as error:
             if not self._redis_away:
                 log.warning(event("redis out of reach", chore=self.name, error=str(error)))
             self._redis_away = True

@@ -16,7 +16,7 @@ from celery import Celery
 
 from draftfleet import tokens
 from draftfleet.claims import Claims
-from draftfleet.errors import CorruptFile, DraftfleetError, RunBusy, RunMissing, StorageError
+from draftfleet.errors import CorruptFile, DraftfleetError, RunBusy, RunError, RunMissing, ServerError, StorageError
 from draftfleet.live import WorkerState
 from draftfleet.logs import event
 from draftfleet.records import BatchMessage
@@ -163,7 +163,10 @@ class Node:
                 return self._dropped(message, str(error))
             if run.run_id != message.run_id:
                 return self._dropped(message, f"the run of that name in {self.storage.url} has id {run.run_id}")
-            content = Content.of(run)
+            try:
+                content = Content.of(run)
+            except RunError as error:
+                return self._dropped(message, str(error))
             if content.model != self.model:
                 return self._dropped(message, f"it asks for {content.model}, and the servers serve {self.model}")
             claims = Claims(self.redis, run.run_id, self.settings.claims, self.process)
@@ -196,7 +199,7 @@ class Node:
         """No row can succeed: give everything back and end with this error. From any thread."""
         if self.error is None:
             self.error = error
-            log.error(event("worker stops", error=str(error)))
+            log.error(event("worker stops", error=error.summary if isinstance(error, ServerError) else str(error)))
         self.drain(patience_s=0)
 
     def drain(self, patience_s: float) -> None:

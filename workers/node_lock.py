@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Iterable
@@ -18,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from draftfleet.errors import RunBusy
+from draftfleet.errors import RunBusy, RunError
 
 
 class NodeLock:
@@ -40,9 +41,9 @@ class NodeLock:
         """Raises RunBusy, naming the process that has it."""
         if url in self._held:
             return
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._prepare_folder()
         path = self._folder / f"server-{hashlib.sha256(url.encode()).hexdigest()[:16]}.lock"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -55,6 +56,16 @@ class NodeLock:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "started_at": time.time(), "url": url}).encode(), 0)
         self._held[url] = descriptor
+
+    def _prepare_folder(self) -> None:
+        """Its name in /tmp can be guessed: what another user has put there is not to be written through."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = self._folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise RunError(
+                f"{self._folder}, where workers keep their locks, is no folder of this user: remove it, or set "
+                "XDG_RUNTIME_DIR to a folder of your own."
+            )
 
     def keep(self, urls: Iterable[str]) -> None:
         """Give up the locks on all other addresses."""

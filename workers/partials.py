@@ -6,8 +6,9 @@ import threading
 from collections.abc import Collection
 from dataclasses import replace
 
+from draftfleet.outcomes import best
 from draftfleet.records import Sample
-from draftfleet.runs import Run, best, parent_of, parts_of
+from draftfleet.runs import Run, parent_of, parts_of
 
 
 class Partials:

@@ -189,16 +189,16 @@ class Pool:
         was_suspect = row.is_suspect
         row.deaths += server.refused
         if was_suspect and server.refused:
-            text = f"{row.deaths} servers ended while they worked on this row, the last of them {server.url}: {fault}"
-            self._give_up(row, server, Transient(text))
+            text = f"{row.deaths} servers ended while they worked on this row, the last of them {server.url}"
+            self._give_up(row, server, Transient(f"{text}: {fault.summary}", body=fault.body))
         else:
             self._again(row)
 
     def _back_off(self, row: Row, server: Server, fault: ServerError) -> None:
         row.tries += 1
         if row.tries >= self._max_tries:
-            text = f"no answer in {row.tries} tries (worker.max_tries); the last: {fault}"
-            self._give_up(row, server, Transient(text))
+            text = f"no answer in {row.tries} tries (worker.max_tries); the last: {fault.summary}"
+            self._give_up(row, server, Transient(text, body=fault.body))
             return
         delay_s = min(LONGEST_BACKOFF_S, 0.5 * 2 ** (row.tries - 1)) * random.uniform(0.5, 1.0)
         log.info(
@@ -209,7 +209,7 @@ class Pool:
                 server=server.url,
                 tries=row.tries,
                 seconds=delay_s,
-                error=str(fault),
+                error=fault.summary,
             )
         )
         self._later[row] = asyncio.get_running_loop().call_later(delay_s, self._again, row)
@@ -225,9 +225,8 @@ class Pool:
 
     def _give_up(self, row: Row, server: Server, fault: ServerError) -> None:
         sample = self._refuse(row, server.url, fault)
-        # A refusal may quote the prompt: its words stand in the row, not in the log.
-        error = f"status {fault.status}" if isinstance(fault, BadRequest) and fault.body else str(fault)
-        log.warning(event("row failed", batch=row.batch.name, row=row.prompt.row_key, server=server.url, error=error))
+        row_key, error = row.prompt.row_key, fault.summary
+        log.warning(event("row failed", batch=row.batch.name, row=row_key, server=server.url, error=error))
         row.batch.finish(sample)
 
     async def _until_idle(self) -> None:

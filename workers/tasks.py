@@ -12,15 +12,15 @@ from typing import Any
 
 import redis
 from celery import Celery, Task
-from kombu.exceptions import OperationalError
 
-from draftfleet.claims import Held, Taken
-from draftfleet.errors import CorruptFile, QueueError, StorageUnwritable
+from draftfleet.claims import Held, Taken, new_token
+from draftfleet.errors import CorruptFile, QueueError
 from draftfleet.logs import event
 from draftfleet.queue import GENERATE, publish
 from draftfleet.records import BatchMessage
 from draftfleet.runs import Run, parent_of
 from workers.batch import Batch
+from workers.guard import PAUSING
 from workers.node import Node, OpenRun
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ def generate(node: Node, body: dict[str, Any], task_id: str) -> None:
         return
     try:
         found = node.find(message)
-    except (StorageUnwritable, OSError) as error:  # the node was told to stop; the reconciler publishes it again
+    except PAUSING as error:  # the node was told to stop; the reconciler publishes it again
         log.error(event("message left", run=message.run, batch=message.batch, error=str(error)))
         return
     if found is None:
@@ -78,17 +78,17 @@ def _claim(node: Node, found: OpenRun, name: str, task_id: str) -> None:
         if _open(node, found, batch):
             node.submit(batch)
             _end(node, found, batch)
-    except (StorageUnwritable, OSError) as error:  # the node was told to stop while it waited for the storage
+    except PAUSING as error:  # the node was told to stop while it waited for the storage
         log.error(event("batch given back", run=found.run.name, batch=name, error=str(error)))
         _give_back(node, batch)
 
 
 def _take(node: Node, found: OpenRun, name: str) -> Taken | Held | None:
     """The claim; None if the node drains while Redis is away."""
-    said = False
+    said, token = False, new_token()
     while True:
         try:
-            return found.claims.take(name)
+            return found.claims.take(name, token)
         except redis.RedisError as error:
             if not said:
                 log.warning(event("waiting for redis", batch=name, error=str(error)))
@@ -107,7 +107,7 @@ def _open(node: Node, found: OpenRun, batch: Batch) -> bool:
         return False
     try:
         prompts = node.guard.run("reading prompts", lambda: run.read_prompts(name))
-    except (FileNotFoundError, CorruptFile, IndexError) as error:
+    except (FileNotFoundError, CorruptFile) as error:
         # Not given back at once: the reconciler publishes it again later, perhaps after somebody has mended it.
         log.error(event("batch has no prompts", run=run.name, batch=name, error=str(error)))
         _release(node, batch)
@@ -199,5 +199,5 @@ def _release(node: Node, batch: Batch) -> bool:
 def _publish_again(node: Node, run: Run, name: str) -> None:
     try:
         publish(node.app, node.redis, run, node.model, [name], retry=True)
-    except (redis.RedisError, OperationalError) as error:
+    except QueueError as error:
         log.warning(event("batch not published again", run=run.name, batch=name, error=str(error)))

@@ -297,6 +297,24 @@ def test_a_body_that_is_no_json_is_asked_again(raw: bytes) -> None:
         dialects.decode(raw)
 
 
+@pytest.mark.parametrize("raw", [b'{"a": ["\\ud83d, \\ud83d\\ude00"]}', b'{"a": ["\xed\xa0\xbd, \xf0\x9f\x98\x80"]}'])
+def test_half_a_surrogate_pair_is_replaced_and_a_whole_one_is_kept(raw: bytes) -> None:
+    [text] = dialects.decode(raw)["a"]
+
+    assert text.endswith(", \N{GRINNING FACE}")
+    assert text.startswith("\N{REPLACEMENT CHARACTER}")
+    assert text.encode()
+
+
+@pytest.mark.parametrize("ids", [["7"], [None], [1.5], [2**31]])
+def test_token_ids_that_are_none_are_asked_for_again(ids: list[Any]) -> None:
+    body = completion({"content": "a"})
+    body["choices"][0]["token_ids"] = ids
+
+    with pytest.raises(Transient, match="token ids"):
+        dialects.load("vllm").parse(body)
+
+
 @each_dialect
 def test_counts_that_are_not_given_are_minus_one(dialect: Dialect) -> None:
     answer = dialect.parse({**completion({"content": "a"}), "usage": None})

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from draftfleet.errors import StorageError, StorageUnsafe, StorageUnwritable
+from draftfleet.errors import StorageError, StorageUnreadable, StorageUnsafe, StorageUnwritable
 from draftfleet.storage import FileStorage, Storage, open_storage, probe
 
 
@@ -90,7 +90,7 @@ def test_the_probe_refuses_a_storage_that_overwrites(tmp_path: Path) -> None:
         probe(Overwriting(tmp_path))
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EMFILE, errno.ETIMEDOUT])
 def test_a_full_or_read_only_folder_says_so_and_leaves_no_half_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
@@ -104,6 +104,42 @@ def test_a_full_or_read_only_folder_says_so_and_leaves_no_half_file(
     with pytest.raises(StorageUnwritable, match=os.strerror(number)):
         storage.put_if_absent("samples/x", b"data")
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_the_first_fault_is_told_though_cleaning_up_fails_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(Path, "unlink", fail)
+
+    with pytest.raises(StorageUnwritable, match="Make room or make it writable"):
+        probe(FileStorage(tmp_path))
+
+
+def test_a_file_system_without_hard_links_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", fail)
+
+    with pytest.raises(StorageUnsafe, match="has no hard links"):
+        probe(FileStorage(tmp_path))
+
+
+def test_a_file_where_the_folder_should_be_is_named_and_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    storage = FileStorage(tmp_path / "file")
+
+    with pytest.raises(StorageError, match=r"file.*Correct storage\.url") as error:
+        probe(storage)
+
+    assert not isinstance(error.value, StorageUnwritable)
+    for read in (lambda: storage.read("run/run.json"), lambda: list(storage.folders())):
+        with pytest.raises(StorageUnreadable, match=r"Correct storage\.url"):
+            read()
 
 
 def test_an_unknown_scheme_is_named_with_what_is_allowed() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from draftfleet.accounting import Accountant, repair
 from draftfleet.records import Prompt, Sample
 from draftfleet.runs import Run, batch_id, parts_of
+from draftfleet.storage import FileStorage
 
 Prompts = Callable[..., list[Prompt]]
 MakeSample = Callable[..., Sample]
@@ -82,6 +83,28 @@ def test_a_corrupt_shard_is_named_counts_as_pending_and_is_repaired(half_done: R
     assert repair(half_done) == [done]
     after = Accountant(half_done).account()
     assert (after.pending, after.corrupt, after.holds) == (10, [], True)
+
+
+def test_a_batch_that_is_done_while_the_run_is_being_read_is_counted_once(
+    half_done: Run, make_sample: MakeSample
+) -> None:
+    waiting = batch_id("train", 2)
+
+    class Busy(FileStorage):
+        """A worker commits as soon as somebody has listed what is done."""
+
+        def list(self, folder: str) -> Iterator[str]:
+            names = list(super().list(folder))
+            if folder == "run/samples":
+                half_done.commit(waiting, [make_sample(prompt, waiting) for prompt in half_done.read_prompts(waiting)])
+            return iter(names)
+
+    assert isinstance(half_done.storage, FileStorage)
+
+    accounting = Accountant(Run.open(Busy(half_done.storage.root), "run")).account()
+
+    assert half_done.is_done(waiting)
+    assert (accounting.pending, accounting.holds) == (6, True)
 
 
 def test_a_run_that_is_not_sealed_has_no_expectation(half_done: Run) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from draftfleet.claims import Claims, Held, Holding, Lapsed, Taken
+from draftfleet.claims import Claims, Held, Holding, Lapsed, Taken, new_token
 from draftfleet.embedded import Embedded
 from draftfleet.settings import load
 
@@ -55,6 +55,14 @@ def test_of_many_that_take_at_once_exactly_one_gets_it(make_claims: Callable[...
         answers = list(pool.map(lambda claims: claims.take(BATCH), takers))
 
     assert sum(isinstance(answer, Taken) for answer in answers) == 1
+
+
+def test_who_asks_again_because_the_answer_was_lost_has_the_claim(make_claims: Callable[..., Claims]) -> None:
+    claims, token = make_claims("holder"), new_token()
+    claims.take(BATCH, token)
+
+    assert claims.take(BATCH, token) == Taken(token, attempt=1)
+    assert claims.take(BATCH) == Held("holder")
 
 
 def test_a_released_claim_is_free_at_once_and_counts_no_attempt(make_claims: Callable[..., Claims]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from celery import Celery
 
 from draftfleet.accounting import Accountant
 from draftfleet.claims import Claims
+from draftfleet.errors import QueueError
 from draftfleet.queue import TRAIN_QUEUE, connect, generate_queue, make_app, publish, retry_queue
 from draftfleet.reconcile import TRAIN_CLAIM, Reconciler
 from draftfleet.records import Prompt, Sample
@@ -119,6 +121,60 @@ def test_a_damaged_prompt_shard_does_not_keep_other_lapsed_batches_waiting(
     assert client.llen(retry_queue(MODEL)) == 2
 
 
+def test_a_lapsed_batch_is_not_forgotten_by_a_sweep_that_fails(
+    reconciler: Reconciler, client: redis.Redis, run: Run, knobs: Any, until: Until, make_prompts: Any
+) -> None:
+    batches = [batch_id("train", number) for number in range(2)]
+    for number, batch in enumerate(batches):
+        run.write_prompts(batch, make_prompts(1, start=number))
+        Claims(client, run.run_id, knobs, "victim").take(batch)
+    client.set(retry_queue(MODEL), "no list, so nothing can be pushed")
+
+    with pytest.raises(QueueError):
+        until(reconciler.sweep)
+    client.delete(retry_queue(MODEL))
+
+    until(lambda: (reconciler.sweep(), client.llen(retry_queue(MODEL)))[1] == 2)
+
+
+def test_what_a_dying_sweeper_had_taken_is_published_with_the_missing_ones(
+    reconciler: Reconciler, client: redis.Redis, app: Celery, run: Run, knobs: Any, until: Until, make_prompts: Any
+) -> None:
+    other = batch_id("train", 1)
+    for number, batch in enumerate((BATCH, other)):
+        run.write_prompts(batch, make_prompts(1, start=number))
+    publish(app, client, run, MODEL, [BATCH, other])  # `other` waits on, so there is no hurry for what was published
+    claims = Claims(client, run.run_id, knobs, "victim")
+    claims.take(BATCH)
+
+    until(claims.sweep)
+
+    assert reconciler.republish() == 1
+    assert client.llen(retry_queue(MODEL)) == 1
+
+
+def test_a_run_whose_files_are_damaged_does_not_keep_the_others_waiting(
+    app: Celery, client: redis.Redis, storage: FileStorage, knobs: Any, run: Run, make_prompts: Any
+) -> None:
+    for name in ("a-run-before", "z-run-after"):
+        Run.create(storage, name, {"target.model": MODEL}, {})
+        storage.put(f"{name}/sealed.json", b"{")
+    run.write_prompts(BATCH, make_prompts(1))
+
+    assert Reconciler(app, client, storage, knobs).republish() == 1
+
+
+def test_a_run_that_was_deleted_and_made_anew_is_the_new_one(
+    reconciler: Reconciler, storage: FileStorage, run: Run
+) -> None:
+    shutil.rmtree(storage.root / run.name)
+    assert reconciler.discover() == []
+
+    again = Run.create(storage, run.name, {"target.model": MODEL}, {})
+
+    assert [known.run_id for known in reconciler.discover()] == [again.run_id]
+
+
 def test_a_message_that_was_lost_is_replaced_once_the_queue_is_empty(
     reconciler: Reconciler, client: redis.Redis, app: Celery, run: Run, make_prompts: Any, until: Until
 ) -> None:
@@ -161,7 +217,7 @@ def test_one_process_at_a_time_compares_storage_and_queue(
     reconciler: Reconciler, client: redis.Redis, run: Run, make_prompts: Any
 ) -> None:
     run.write_prompts(BATCH, make_prompts(1))
-    other = client.lock("draftfleet:reconciling", timeout=0.2, blocking=False)
+    other = client.lock("draftfleet:reconciling", timeout=300, blocking=False)
     assert other.acquire()
 
     assert reconciler.republish() == 0

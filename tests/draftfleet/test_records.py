@@ -12,6 +12,7 @@ import pytest
 
 from draftfleet.errors import QueueError
 from draftfleet.records import SAMPLE_SCHEMA, SCHEMA_VERSION, BatchMessage, Prompt, Sample, TrainMessage, prompt_id
+from draftfleet.runs import batch_id, parts_of
 
 MakeSample = Callable[..., Sample]
 MakePrompts = Callable[..., list[Prompt]]
@@ -100,6 +101,9 @@ def test_ids_match_usage_where_there_are_as_many_as_the_server_counted(
         ({"prompts": ["text"]}, "prompts"),
         ({"run": "../elsewhere"}, "run"),
         ({"batch": ""}, "batch"),
+        ({"batch": 7}, "batch"),
+        ({"batch": "../train-000123"}, "batch"),
+        ({"batch": "train-000123.row"}, "batch"),
         ({"run_id": "short"}, "run_id"),
         ({"v": "1"}, "v"),
         ({"v": SCHEMA_VERSION + 1}, f"version {SCHEMA_VERSION + 1}"),
@@ -116,5 +120,7 @@ def test_messages_of_our_own_form_are_read() -> None:
     train = {key: value for key, value in BODY.items() if key != "batch"} | {"drafter": "eagle3"}
 
     assert BatchMessage.parse(BODY).batch == "train-000123"
+    for batch in [batch_id("heldout", 7), batch_id("train", 12_345_678), parts_of("train-000123", 9)[8]]:
+        assert BatchMessage.parse(BODY | {"batch": batch}).batch == batch
     assert TrainMessage.parse(train).drafter == "eagle3"
     assert len(BatchMessage.parse(BODY).model_dump_json()) < 1024

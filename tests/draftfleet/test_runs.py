@@ -8,8 +8,9 @@ import pytest
 from datasets import load_dataset
 
 from draftfleet.errors import CorruptFile, RunConflict, RunMissing
+from draftfleet.outcomes import best
 from draftfleet.records import SAMPLE_SCHEMA, Prompt, Sample
-from draftfleet.runs import Run, batch_id, best, parent_of, parts_of
+from draftfleet.runs import Run, batch_id, parent_of, parts_of
 from draftfleet.storage import FileStorage
 
 Prompts = Callable[..., list[Prompt]]
@@ -123,6 +124,32 @@ def test_a_damaged_shard_is_named_with_the_repair_and_can_be_set_aside(
     assert len(list((storage.root / "run/corrupt").iterdir())) == 1
 
 
+def test_a_file_that_cannot_be_read_is_named_whatever_is_wrong_with_it(
+    storage: FileStorage, run: Run, make_prompts: Prompts
+) -> None:
+    run.write_prompts(BATCH, make_prompts(50))
+    shard = bytearray(storage.read(f"run/prompts/{BATCH}.jsonl.gz"))
+    shard[len(shard) // 2 :] = bytes(len(shard) - len(shard) // 2)
+    damaged: dict[str, tuple[bytes, Callable[[], object]]] = {
+        f"run/prompts/{BATCH}.jsonl.gz": (bytes(shard), lambda: run.read_prompts(BATCH)),
+        f"run/split/{BATCH}.json": (b'{"rows"', run.split_sizes),
+        f"run/dead/{BATCH}.json": (b"[]", run.dead),
+        "run/sealed.json": (b"\xff", run.sealed),
+    }
+    for path, (raw, read) in damaged.items():
+        storage.put(path, raw)
+
+        with pytest.raises(CorruptFile, match=path):
+            read()
+
+
+def test_a_row_that_its_batch_has_not_is_missing(run: Run, make_prompts: Prompts) -> None:
+    run.write_prompts(BATCH, make_prompts(2))
+
+    with pytest.raises(FileNotFoundError, match="which has 2"):
+        run.read_prompts(f"{BATCH}.0002")
+
+
 def test_a_torn_partial_loses_only_its_torn_row(
     run: Run, make_prompts: Prompts, make_sample: MakeSample, storage: FileStorage
 ) -> None:
@@ -147,7 +174,6 @@ def test_outstanding_batches_are_those_without_shard_or_grave(
     run.bury(first, make_sample(run.read_prompts(first)[0], first, outcome="failed"))
 
     assert run.outstanding() == [second, waiting]
-    assert not run.is_complete()
 
 
 def test_a_late_shard_of_a_split_batch_settles_its_rows(
@@ -159,7 +185,6 @@ def test_a_late_shard_of_a_split_batch_settles_its_rows(
     run.seal({"prompts": 2})
 
     assert run.outstanding() == []
-    assert run.is_complete()
 
 
 def test_of_several_samples_of_a_row_the_best_outcome_stays(make_prompts: Prompts, make_sample: MakeSample) -> None:

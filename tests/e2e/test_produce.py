@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import gzip
 import json
 import os
@@ -22,7 +23,7 @@ import redis
 
 from draftfleet.accounting import Accountant
 from draftfleet.embedded import Embedded
-from draftfleet.errors import DataError, QueueError, RunConflict, RunMissing, SettingsError
+from draftfleet.errors import DataError, QueueError, RunConflict, RunMissing, SettingsError, StorageUnwritable
 from draftfleet.queue import connect, generate_queue, retry_queue
 from draftfleet.runs import Run
 from draftfleet.settings import Settings, load
@@ -266,6 +267,36 @@ def test_a_file_that_breaks_off_leaves_the_run_open_and_the_whole_file_completes
 
     assert contents(run) == texts(lines)
     assert Accountant(run).account().expected == 3000
+
+
+def test_a_storage_that_gets_full_is_told_and_the_next_producer_completes_the_run(
+    configure: Configure,
+    client: redis.Redis,
+    storage: FileStorage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines = questions(200)
+    data = write(tmp_path / "data.jsonl", lines)
+    sync = os.fsync
+
+    def sync_while_there_is_room(file: int) -> None:
+        if len(list(storage.list("run/prompts"))) >= 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(file)
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", sync_while_there_is_room)
+        with pytest.raises(StorageUnwritable, match="No space left on device"):
+            produce(configure(data), progress=False)
+    run = Run.open(storage, "run")
+    assert run.sealed() is None
+
+    report = produce(configure(data), progress=False)
+
+    assert (report.already > 0, report.already + report.new) == (True, 200)
+    assert contents(run) == texts(lines)
+    assert set(queued(client)) == set(run.batches())
 
 
 def test_a_producer_killed_in_mid_run_loses_and_doubles_nothing(

@@ -7,7 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from draftfleet.claims import Claims
+from draftfleet.errors import SettingsError
 from draftfleet.queue import connect, queued
 from draftfleet.records import Prompt
 from draftfleet.runs import Run
@@ -15,6 +18,7 @@ from draftfleet.settings import Settings
 from draftfleet.storage import FileStorage
 from draftfleet.testing import FakeServer
 from draftfleet.testing.workers import WorkerProcess, changed, enqueue
+from workers.app import work
 
 Until = Callable[..., Any]
 MakePrompts = Callable[..., list[Prompt]]
@@ -55,11 +59,34 @@ def test_an_unknown_dialect_is_refused_at_the_start_with_the_known_ones(settings
     assert worker.said("worker.dialect = 'esperanto': no such dialect; known are vllm, transformers, openai")
 
 
+@pytest.mark.parametrize(
+    ("servers", "said"),
+    [
+        ([], r"worker\.servers is empty"),
+        (["localhost:8000"], r"'localhost:8000': write addresses as http://HOST:PORT"),
+    ],
+)
+def test_servers_that_are_no_addresses_are_refused_at_once(settings: Settings, servers: list[str], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        work(changed(settings, worker__servers=servers))
+
+
+def test_a_storage_that_is_no_folder_ends_the_worker(settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    settings = changed(settings, worker__servers=["http://127.0.0.1:9"], storage__url=str(tmp_path / "file"))
+
+    with WorkerProcess(settings, tmp_path / "worker.log") as worker:
+        code = worker.wait()
+
+    assert code == 6
+    assert worker.said("Correct storage.url")
+
+
 def test_no_server_within_the_budget_ends_the_worker_and_costs_no_message(
     settings: Settings, run: Run, make_prompts: MakePrompts, tmp_path: Path
 ) -> None:
-    url = "http://127.0.0.1:9"
-    settings = changed(settings, worker__servers=[url], worker__ready_timeout_s=0.5)
+    closed, unknown = "http://127.0.0.1:9", "http://no-such-host.invalid:8000"
+    settings = changed(settings, worker__servers=[closed, unknown], worker__ready_timeout_s=0.5)
     names = enqueue(settings, run, make_prompts(16))
 
     with WorkerProcess(settings, tmp_path / "worker.log") as worker:
@@ -67,7 +94,8 @@ def test_no_server_within_the_budget_ends_the_worker_and_costs_no_message(
 
     assert code == 7
     assert worker.said("no server got ready within worker.ready_timeout_s = 0.5 s")
-    assert worker.said(f"  {url}: ")
+    assert worker.said(f"  {closed}: ")
+    assert worker.said(f"  {unknown}: ")
     assert queued(connect(settings), "tiny") == len(names)
 
 

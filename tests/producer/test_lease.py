@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import redis
 
+from draftfleet.embedded import Embedded
 from draftfleet.errors import RunBusy
 from draftfleet.queue import connect
 from draftfleet.runs import Run
@@ -86,6 +87,18 @@ def test_a_process_number_used_again_is_not_taken_for_the_holder(client: redis.R
     client.set(key(run), json.dumps(holder), px=600_000)
 
     with Lease(client, run, LONG) as lease:
+        lease.check()
+
+
+def test_a_holder_whose_first_answer_was_lost_is_not_refused_by_itself(redis_server: Embedded, run: Run) -> None:
+    class Repeating(redis.Redis):
+        """Sends a command again, as redis-py does where the connection breaks before the answer."""
+
+        def eval(self, *arguments: Any) -> Any:
+            super().eval(*arguments)
+            return super().eval(*arguments)
+
+    with Repeating.from_url(redis_server.url, decode_responses=True) as client, Lease(client, run, LONG) as lease:
         lease.check()
 
 

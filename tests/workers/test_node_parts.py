@@ -15,12 +15,13 @@ from jinja2 import TemplateError
 from draftfleet import live
 from draftfleet.claims import Claims, Taken
 from draftfleet.embedded import Embedded
-from draftfleet.errors import RunBusy, StorageUnwritable
+from draftfleet.errors import RunBusy, RunError, StorageUnwritable
 from draftfleet.live import RunReport, WorkerReport
 from draftfleet.queue import connect
 from draftfleet.records import Prompt, Sample
 from draftfleet.runs import Run
 from draftfleet.settings import Sampling, Settings
+from draftfleet.storage import FileStorage
 from draftfleet.tokens import TargetTokenizer
 from workers.batch import Batch, Content
 from workers.client import Client
@@ -52,6 +53,14 @@ def test_a_lock_file_left_behind_is_no_lock(tmp_path: Path) -> None:
     left.write_text(json.dumps({"pid": 1, "started_at": 0, "url": "http://a"}))
 
     with NodeLock(tmp_path) as lock:
+        lock.take("http://a")
+
+
+def test_a_lock_is_not_written_where_another_user_may_have_put_something(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "locks").symlink_to(tmp_path / "elsewhere")
+
+    with NodeLock(tmp_path / "locks") as lock, pytest.raises(RunError, match="no folder of this user"):
         lock.take("http://a")
 
 
@@ -212,6 +221,14 @@ def test_a_run_s_content_decides_what_is_asked_not_the_worker_s_settings(run: Ru
     content = Content.of(run)
 
     assert content == Content("tiny", Sampling(max_tokens=64))
+
+
+@pytest.mark.parametrize(
+    "content", [{"target.model": "tiny", "sampling.unheard_of": 1}, {"sampling.max_tokens": 64}], ids=str
+)
+def test_a_run_of_another_version_is_refused_with_both_versions(storage: FileStorage, content: dict[str, Any]) -> None:
+    with pytest.raises(RunError, match=r"made by draftfleet [0-9.]+ and cannot be read by [0-9.]+"):
+        Content.of(Run.create(storage, "other", content, {}))
 
 
 def test_a_report_is_read_back_whole_and_one_that_cannot_be_read_is_left_out(

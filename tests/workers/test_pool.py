@@ -195,6 +195,32 @@ def test_a_row_that_takes_its_servers_down_is_found_alone_and_its_neighbours_liv
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("kind", [Transient, BadRequest])
+def test_what_a_server_quotes_of_a_prompt_stands_in_the_row_and_not_in_the_log(
+    run: Run,
+    prompts: list[Prompt],
+    make_sample: Callable[..., Sample],
+    caplog: pytest.LogCaptureFixture,
+    kind: type[ServerError],
+) -> None:
+    caplog.set_level("INFO")
+
+    async def scenario() -> None:
+        async def ask(row: Row, server: Server) -> Sample:
+            raise kind("the server answered no", body="You asked: secret words")
+
+        pool = a_pool(Ready(a_server("http://a", 4, run)), ask, make_sample, max_tries=2)
+        batch = a_batch(run, prompts[:1])
+        pool.submit(batch, rows_of(batch))
+        await until(lambda: batch.is_complete)
+
+        assert "secret words" in str(batch.samples()[0].error)
+
+    asyncio.run(scenario())
+    assert "the server answered no" in caplog.text
+    assert "secret words" not in caplog.text
+
+
 def test_a_refused_row_is_asked_once_and_the_others_go_on(
     run: Run, prompts: list[Prompt], make_sample: Callable[..., Sample]
 ) -> None:

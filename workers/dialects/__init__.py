@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -22,6 +23,9 @@ DIALECTS = {
     "openai": "workers.dialects.openai",
 }
 """Name of a dialect and its module, in the order in which `detect` asks. `openai` fits any server, so it is last."""
+
+
+_SURROGATES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,14 +110,28 @@ def detect(models: Mapping[str, Any], metrics: str, headers: Mapping[str, str]) 
 
 
 def decode(raw: str | bytes) -> dict[str, Any]:
-    """The JSON object in the body of an HTTP 200. Raises Transient on anything else: a proxy or server that broke."""
+    """The JSON object in the body of an HTTP 200. Raises Transient on anything else: a proxy or server that broke.
+
+    Half a surrogate pair, which JSON can hold and neither UTF-8 nor Arrow, becomes the replacement character.
+    """
     try:
         body = json.loads(raw)
     except ValueError:
         body = None
     if not isinstance(body, dict):
-        raise Transient(f"the server answered 200 with a body that is no JSON object: {start_of(raw)!r}.")
-    return cast(dict[str, Any], body)
+        raise Transient("the server answered 200 with a body that is no JSON object", body=start_of(raw))
+    written = raw if isinstance(raw, bytes) else raw.encode(errors="surrogatepass")
+    return cast(dict[str, Any], _whole(body) if _SURROGATES.search(written) else body)
+
+
+def _whole(value: object) -> object:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_whole(one) for one in cast(list[object], value)]
+    if isinstance(value, dict):
+        return {key: _whole(one) for key, one in cast(dict[str, object], value).items()}
+    return value
 
 
 def start_of(raw: str | bytes, limit: int = 300) -> str:

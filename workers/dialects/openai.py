@@ -23,6 +23,8 @@ COMPLETE = {"stop", "tool_calls", "function_call"}
 BROKEN_OFF = {"abort", "error", "cancelled"}
 OVERLOADED = {429, 503, 529}
 TIMED_OUT = {408, 425}
+MOST_TOKENS = 2**31 - 1
+"""What a column of a shard can hold."""
 _NO_SUCH_MODEL = re.compile(r"model\b.*\b(does not exist|not found)|no such model|server is pinned to", re.I | re.S)
 
 
@@ -55,7 +57,7 @@ def parse(body: dict[str, Any]) -> Completion:
         outcome = outcome_of(_text_or_none(finish_reason))
     except (KeyError, IndexError, TypeError, AttributeError):
         shown = start_of(json.dumps(body, ensure_ascii=False))
-        raise Transient(f"the server answered 200 with a body that is no chat completion: {shown!r}.") from None
+        raise Transient("the server answered 200 with a body that is no chat completion", body=shown) from None
     reasoning, source, content = split_reasoning(message, content)
     return Completion(
         model=model,
@@ -96,15 +98,15 @@ def split_reasoning(message: Mapping[str, Any], content: str | None) -> tuple[st
 
 def classify(status: int, headers: Mapping[str, str], body: str | bytes) -> ServerError:
     text = start_of(body)
-    said = f"the server answered {status}: {text!r}"
+    said = f"the server answered {status}"
     if status in (401, 403):
-        return Unauthorized(f"{said}. Set worker.api_key to a key that this server accepts.")
+        return Unauthorized(f"{said}: {text!r}. Set worker.api_key to a key that this server accepts.")
     if status in OVERLOADED:
-        return Overload(said, status=status, retry_after_s=retry_after_s(headers))
+        return Overload(said, status=status, retry_after_s=retry_after_s(headers), body=text)
     if status in TIMED_OUT or status >= 500 or status < 400:
-        return Transient(said)
+        return Transient(said, body=text)
     if status in (400, 404) and _NO_SUCH_MODEL.search(text):
-        return Mismatch(f"{said}. It does not serve the model of this run: start it with that model.")
+        return Mismatch(f"{said}: {text!r}. It does not serve the model of this run: start it with that model.")
     return BadRequest(said, status=status, body=text)
 
 
@@ -146,4 +148,4 @@ def _text_or_none(value: object) -> str | None:
 
 def _count(usage: Mapping[str, Any], key: str) -> int:
     value = usage.get(key)
-    return value if isinstance(value, int) else -1
+    return value if isinstance(value, int) and 0 <= value <= MOST_TOKENS else -1

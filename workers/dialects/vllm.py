@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
+from draftfleet.errors import Transient
 from draftfleet.records import Conversation
 from draftfleet.settings import Sampling
 from workers.dialects import Completion, openai
@@ -40,4 +42,11 @@ def recognizes(models: Mapping[str, Any], metrics: str, headers: Mapping[str, st
 
 
 def _ids(value: object) -> list[int] | None:
-    return cast(list[int], value) if isinstance(value, list) else None
+    """None where the server gives none."""
+    if not isinstance(value, list):
+        return None
+    try:
+        array("i", cast(list[int], value))  # fits the column of a shard; at the speed of C
+    except (TypeError, OverflowError) as error:
+        raise Transient(f"the server answered 200 with token ids that are none: {error}.") from None
+    return cast(list[int], value)
