@@ -12,17 +12,17 @@ from contextlib import contextmanager
 from types import FrameType
 
 import redis
-from celery.apps.worker import Worker
 from celery.worker import state as celery_state
 from kombu.exceptions import OperationalError
 
-from draftfleet.errors import DraftfleetError, QueueError
+from draftfleet.errors import DraftfleetError
 from draftfleet.logs import event
-from draftfleet.queue import TRAIN_QUEUE, connect, make_app
+from draftfleet.program import program, wait_for_redis
+from draftfleet.queue import TRAIN_QUEUE, make_app
 from draftfleet.reconcile import Reconciler
 from draftfleet.settings import Settings
 from draftfleet.storage import open_storage, probe
-from trainer.tasks import REDIS_AGAIN_S, Node, register
+from trainer.tasks import Node, register
 
 log = logging.getLogger(__name__)
 
@@ -37,22 +37,13 @@ def serve(settings: Settings) -> int:
     probe(storage)
     stop = threading.Event()
     with _signals(stop):
-        client = _connect(settings, stop)
+        client = wait_for_redis(settings, stop)
         if client is None:
             return 0
         host = socket.gethostname()
         node = Node(settings, app, client, storage, f"trainer-{os.getpid()}@{host}", stop)
         register(node)
-        worker = _Worker(
-            app=app,
-            hostname=node.owner,
-            pool="threads",
-            concurrency=1,
-            queues=[TRAIN_QUEUE],
-            task_events=True,
-            without_gossip=True,
-            without_mingle=True,
-        )
+        worker = program(app, node.owner, [TRAIN_QUEUE], concurrency=1)
         sweeper = threading.Thread(target=_sweep, args=(node,), name="sweep", daemon=True)
         sweeper.start()
         log.info(event("trainer started", process=node.owner, storage=storage.url))
@@ -61,19 +52,6 @@ def serve(settings: Settings) -> int:
         sweeper.join()
         log.info(event("trainer ended", process=node.owner))
         return int(worker.exitcode or 0)
-
-
-class _Worker(Worker):
-    """Celery's worker program without its banner, with logs and signals left to us."""
-
-    def install_platform_tweaks(self, worker: object) -> None:
-        pass
-
-    def emit_banner(self) -> None:
-        pass
-
-    def setup_logging(self, colorize: bool | None = None) -> bool:
-        return True
 
 
 @contextmanager
@@ -91,19 +69,6 @@ def _signals(stop: threading.Event) -> Generator[None]:
         celery_state.should_stop = None
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _connect(settings: Settings, stop: threading.Event) -> redis.Redis | None:
-    """A client that answered; None if told to stop before."""
-    said = ""
-    while True:
-        try:
-            return connect(settings)
-        except QueueError as error:
-            if said != (said := str(error)):
-                log.warning(event("waiting for redis", error=error))
-            if stop.wait(REDIS_AGAIN_S):
-                return None
 
 
 def _sweep(node: Node) -> None:

@@ -5,22 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import cast
 
 import redis
 from celery import Celery
-from celery.apps.worker import Worker as CeleryWorker
-from celery.exceptions import SecurityWarning
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from draftfleet import live, tokens
-from draftfleet.errors import QueueError, SettingsError
+from draftfleet.errors import SettingsError
 from draftfleet.logs import event
-from draftfleet.queue import connect, generate_queue, make_app, retry_queue
+from draftfleet.program import program, wait_for_redis
+from draftfleet.queue import generate_queue, make_app, retry_queue
 from draftfleet.reconcile import Reconciler
 from draftfleet.settings import Settings
 from draftfleet.storage import Storage, open_storage, probe
@@ -35,9 +31,6 @@ from workers.tasks import register
 
 log = logging.getLogger(__name__)
 
-REDIS_AGAIN_S = 1.0
-SAY_AGAIN_S = 30
-
 
 def work(settings: Settings, reload: Callable[[], Settings] | None = None) -> int:
     """Work until told to stop. Returns the exit code; raises the error that made it stop. `reload` serves SIGHUP.
@@ -50,7 +43,7 @@ def work(settings: Settings, reload: Callable[[], Settings] | None = None) -> in
     with NodeLock() as lock, Signals(None if reload is None else lambda: node.reload(_with_servers(reload()))) as told:
         for url in settings.worker.servers:
             lock.take(url)
-        client = _wait_for_redis(settings, told)
+        client = wait_for_redis(settings, told.stopping)
         if client is None:
             return 0
         tokenizer = tokens.load(settings.target.path) if settings.target.path else None
@@ -98,18 +91,8 @@ def _duties(node: Node, reporter: Reporter, storage: Storage) -> list[Chore]:
 def _consume(node: Node, app: Celery, hostname: str) -> int:
     register(app, node)
     cast(dict[str, set[type]], app.steps)["consumer"].add(gate(node))
-    # Celery's warning of a superuser is about pickled messages. Ours are JSON, and nothing else is accepted.
-    warnings.filterwarnings("ignore", category=SecurityWarning)
-    worker = _Worker(
-        app=app,
-        hostname=hostname,
-        pool="threads",
-        concurrency=node.settings.worker.max_batches_held,
-        queues=[retry_queue(node.model), generate_queue(node.model)],
-        task_events=True,
-        without_gossip=True,
-        without_mingle=True,
-    )
+    queues = [retry_queue(node.model), generate_queue(node.model)]
+    worker = program(app, hostname, queues, concurrency=node.settings.worker.max_batches_held)
     log.info(event("worker started", process=node.process, model=node.model, servers=len(node.servers.all)))
     ended = threading.Event()
     end_when_drained(node, ended)
@@ -125,19 +108,6 @@ def _consume(node: Node, app: Celery, hostname: str) -> int:
     return int(worker.exitcode or 1)
 
 
-class _Worker(CeleryWorker):
-    """Celery's worker program, without its banner, and with logs and signals left to us."""
-
-    def install_platform_tweaks(self, worker: object) -> None:
-        pass
-
-    def emit_banner(self) -> None:
-        pass
-
-    def setup_logging(self, colorize: bool | None = None) -> bool:
-        return True
-
-
 @contextmanager
 def _chores(*chores: Chore) -> Generator[None]:
     for chore in chores:
@@ -147,23 +117,6 @@ def _chores(*chores: Chore) -> Generator[None]:
     finally:
         for chore in chores:
             chore.stop()
-
-
-def _wait_for_redis(settings: Settings, told: Signals) -> redis.Redis | None:
-    """A client that answered; None if the worker was told to stop before. Its commands fail fast: chores try again."""
-    num_tries = 0
-    while True:
-        try:
-            client = connect(settings)
-        except QueueError as error:
-            if num_tries % SAY_AGAIN_S == 0:
-                log.warning(event("waiting for redis", error=str(error)))
-            num_tries += 1
-            if told.stopping.wait(REDIS_AGAIN_S):
-                return None
-        else:
-            client.set_retry(Retry(NoBackoff(), 1))
-            return client
 
 
 def _withdraw(node: Node) -> None:
