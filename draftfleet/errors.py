@@ -7,7 +7,8 @@
     │   ├── RunMissing           no run of that name in this storage
     │   ├── RunConflict          the run exists with other content settings
     │   └── RunBusy              another process holds what only one may hold
-    ├── QueueError               Redis is away, or refuses us
+    ├── QueueError               Redis is away
+    │   └── QueueRefused         it refuses our login: waiting does not help
     ├── StorageError             the shared folder failed
     │   ├── StorageUnsafe        it cannot put a file only if absent
     │   ├── StorageUnwritable    it is full or read-only: the node pauses
@@ -62,6 +63,9 @@ class RunBusy(RunError): ...
 
 class QueueError(DraftfleetError):
     exit_code = 5
+
+
+class QueueRefused(QueueError): ...
 
 
 class StorageError(DraftfleetError):

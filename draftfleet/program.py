@@ -14,7 +14,7 @@ from celery.exceptions import SecurityWarning
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from draftfleet.errors import QueueError
+from draftfleet.errors import QueueError, QueueRefused
 from draftfleet.logs import event
 from draftfleet.queue import connect
 from draftfleet.settings import Settings
@@ -57,12 +57,14 @@ def program(app: Celery, name: str, queues: Sequence[str], concurrency: int) -> 
 def wait_for_redis(settings: Settings, stop: threading.Event) -> redis.Redis | None:
     """A client that answered; None if told to stop before. Its commands fail fast, since who uses it tries again.
 
-    Raises SettingsError or QueueError if no Redis is configured.
+    Raises QueueRefused if it refuses the login: a wrong password stays wrong.
     """
     num_tries = 0
     while True:
         try:
             client = connect(settings)
+        except QueueRefused:
+            raise
         except QueueError as error:
             if num_tries % (SAY_AGAIN_S / REDIS_AGAIN_S) == 0:
                 log.warning(event("waiting for redis", error=error))

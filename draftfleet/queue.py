@@ -14,7 +14,7 @@ from redis.connection import parse_url
 
 from draftfleet import embedded
 from draftfleet.claims import published_key
-from draftfleet.errors import QueueError, SettingsError
+from draftfleet.errors import QueueError, QueueRefused, SettingsError
 from draftfleet.records import SCHEMA_VERSION, BatchMessage, TrainMessage
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
@@ -64,7 +64,7 @@ def connect(settings: Settings) -> redis.Redis:
     try:
         client.ping()
     except redis.AuthenticationError as error:
-        raise QueueError(f"Redis at {_shown(url)} refused the login: {error}. Check queue.url.") from None
+        raise QueueRefused(f"Redis at {_shown(url)} refused the login: {error}. Check queue.url.") from None
     except (redis.RedisError, OSError) as error:
         raise QueueError(
             f"Redis at {_shown(url)} does not answer: {error}. Start it (`draftfleet up` starts the embedded one) "

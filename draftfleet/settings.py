@@ -23,6 +23,7 @@ from pydantic import (
     ConfigDict,
     Field,
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     SecretStr,
@@ -168,9 +169,9 @@ class Trainer(Section):
     """From shards to a drafter."""
 
     drafter: str = Field(default="eagle3", pattern=NAME, description="Name of the drafter: its folder in the run.")
-    algorithm: str = Field(default="eagle3", description="eagle3.")
-    target: str = Field(default="hf", description="How hidden states are had: hf (in this process).")
-    layers: list[int] | None = Field(
+    algorithm: Literal["eagle3"] = Field(default="eagle3", description="How the drafter drafts and is trained.")
+    target: Literal["hf"] = Field(default="hf", description="How hidden states are had: hf (in this process).")
+    layers: list[NonNegativeInt] | None = Field(
         default=None,
         description="Layers whose outputs the drafter sees, 0-based. Unset: the second, the middle, the fourth last.",
     )

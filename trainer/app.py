@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 def serve(settings: Settings) -> int:
     """Train what is asked for until SIGTERM or SIGINT; the training at hand is checkpointed and put back.
 
-    Returns the exit code. Raises QueueError if no Redis is configured, StorageError if the storage is unfit.
+    Returns the exit code. Raises QueueRefused if Redis refuses the login, StorageError if the storage is unfit.
     """
     app = make_app(settings)
     storage = open_storage(settings.storage.url)
