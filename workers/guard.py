@@ -33,6 +33,12 @@ class Guard:
         self._blocked = 0
         self._since = 0.0
         self._said = 0.0
+        self._error = ""
+
+    @property
+    def reason(self) -> str:
+        """Why it is blocked; empty if it is not."""
+        return self._error if self.is_blocked else ""
 
     @property
     def is_blocked(self) -> bool:
@@ -84,6 +90,7 @@ class Guard:
     def _say(self, what: str, error: Exception) -> None:
         with self._lock:
             now = time.monotonic()
+            self._error = str(error)
             due = not self._said or now - self._said >= SAY_AGAIN_S
             if due:
                 self._said = now

@@ -61,7 +61,7 @@ class Chore(threading.Thread):
     """Does the same thing every `interval_s` seconds until it is stopped, the first time after that or `at_once`.
 
     A chore never ends by an error. Redis being away is said once, and once more when it is back; any other error is
-    logged with its traceback, and the next turn tries again.
+    logged with its traceback, and the next turn tries again. An action returns False if there was nothing to ask Redis.
     """
 
     def __init__(self, name: str, interval_s: float, action: Callable[[], object], *, at_once: bool = False) -> None:
@@ -80,7 +80,7 @@ class Chore(threading.Thread):
 
     def _turn(self) -> None:
         try:
-            self._action()
+            asked = self._action() is not False
         except (redis.RedisError, QueueError, OperationalError) as error:
             if not self._redis_away:
                 log.warning(event("redis out of reach", chore=self.name, error=str(error)))
@@ -88,9 +88,9 @@ class Chore(threading.Thread):
         except Exception:
             log.exception(event("chore failed", chore=self.name))
         else:
-            if self._redis_away:
+            if self._redis_away and asked:
                 log.info(event("redis reached again", chore=self.name))
-            self._redis_away = False
+                self._redis_away = False
 
     def stop(self) -> None:
         self._stopped.set()

@@ -16,6 +16,7 @@ from draftfleet.queue import connect, make_app, publish, queued
 from draftfleet.records import Prompt
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
+from draftfleet.status import collect, warnings
 from draftfleet.storage import FileStorage
 from draftfleet.testing import FakeServer
 from draftfleet.testing.workers import WorkerProcess, changed, enqueue
@@ -183,6 +184,10 @@ def test_a_storage_that_cannot_be_written_pauses_the_node_until_it_can(
     prompts = make_prompts(120)
     redis = connect(settings)
     folder = storage.root / run.name
+
+    def shown() -> list[str]:
+        return warnings(collect(settings, Accountant(run)))
+
     with FakeServer(model="tiny", latency_s=0.1) as server:
         settings = changed(settings, worker__servers=[server.url], worker__concurrency=4, **SHORT)
         names = enqueue(settings, run, prompts)
@@ -191,6 +196,7 @@ def test_a_storage_that_cannot_be_written_pauses_the_node_until_it_can(
             for name in ("samples", "partial"):
                 (folder / name).chmod(0o555)
             until(lambda: worker.said("worker paused"), what="the pause")
+            until(lambda: "is paused: could not write" in " ".join(shown()), what="the reason in `draftfleet status`")
             until(lambda: server.stats()["in_flight"] == 0, what="no more requests")
             asked, waiting = server.stats()["requests"], queued(redis, "tiny")
             # Longer than a claim lives: a paused node keeps its claims, and nothing is acknowledged away.
