@@ -24,9 +24,13 @@ SAY_AGAIN_S = 60.0
 
 
 class Guard:
-    """Every access to the storage goes through `run`. While one of them fails, the node is paused."""
+    """Every access to the storage goes through `run`. While one of them fails, the node is paused.
+
+    `look` comes before each of them, once it is set, and raises what keeps the storage from being used.
+    """
 
     def __init__(self, on_change: Callable[[], object]) -> None:
+        self.look: Callable[[], object] = lambda: None
         self._on_change = on_change
         self._stopping = threading.Event()
         self._lock = threading.Lock()
@@ -54,6 +58,7 @@ class Guard:
         try:
             while True:
                 try:
+                    self.look()
                     return action()
                 except FileNotFoundError:
                     raise
