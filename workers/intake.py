@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from json import JSONDecodeError
 from typing import Any
 
 from celery import bootsteps
@@ -28,10 +27,6 @@ WARM_END_S = 20.0
 """After the node has drained, how long Celery may take to end before the process is ended."""
 
 
-class _NoMessage(Exception):
-    """An entry of the queue that is JSON, and no message."""
-
-
 def gate(node: Node) -> type[bootsteps.StartStopStep]:
     """A consumer step for this node."""
 
@@ -42,7 +37,6 @@ def gate(node: Node) -> type[bootsteps.StartStopStep]:
             """After each connection: the channel is a new one."""
             channel = parent.task_consumer.channel
             _let_in(channel, node)
-            _drop_garbage(channel)
             _acknowledge_calmly(channel, parent.connection_errors)
             # Claims tell who is at work. What kombu would put back when a connection breaks is still worked on here;
             # and with Redis away, its attempt ends the worker (kombu 5.7.0: AttributeError in QoS.restore_unacked).
@@ -64,30 +58,6 @@ def _let_in(channel: Any, node: Node) -> None:
         return is_brpop_out or node.wants_batch(len(worker_state.reserved_requests))
 
     channel.qos.can_consume = can_consume
-
-
-def _drop_garbage(channel: Any) -> None:
-    """What is in the queue and is no message at all is dropped: kombu would end the worker (5.7.0).
-
-    A message whose parts are wrong is refused by Celery, and one whose body is wrong by our task.
-    """
-    read, message_class = channel.handlers["BRPOP"], channel.Message
-
-    class Message(message_class):
-        def __init__(self, payload: Any, channel: Any = None, **options: Any) -> None:
-            try:
-                super().__init__(payload, channel=channel, **options)
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
-                raise _NoMessage(repr(error)) from error
-
-    def read_message() -> bool:
-        try:
-            return bool(read())
-        except (JSONDecodeError, UnicodeDecodeError, _NoMessage) as error:
-            log.error(event("message dropped", reason=f"an entry of the queue is no message of Celery: {error}"))
-            return True
-
-    channel.handlers["BRPOP"], channel.Message = read_message, Message
 
 
 def _acknowledge_calmly(channel: Any, connection_errors: tuple[type[Exception], ...]) -> None:
