@@ -1,4 +1,4 @@
-"""Chores: what they say of a Redis that is away."""
+"""Chores: what they say of what is away."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import redis
 
+from draftfleet.errors import StorageUnwritable
 from workers.loop import Chore
 
 
@@ -32,3 +33,18 @@ def test_a_chore_says_that_redis_is_back_only_once_it_has_spoken_to_it(
 
     assert left == []
     assert caplog.text.count("redis out of reach") == 1
+
+
+def test_a_chore_whose_storage_is_away_says_so_in_one_line(
+    caplog: pytest.LogCaptureFixture, until: Callable[..., Any]
+) -> None:
+    def action() -> None:
+        raise StorageUnwritable("could not write /runs: read-only")
+
+    chore = Chore("checkpoint", 0.01, action)
+    chore.start()
+    until(lambda: len(caplog.records) >= 2, what="a second turn")
+    chore.stop()
+
+    assert "could not write /runs" in caplog.text
+    assert "Traceback" not in caplog.text
