@@ -2,9 +2,11 @@
 
 Each step is one script, so that two processes never both hold a claim by Redis' account. An attempt is counted only
 when a claim lapsed without release and without a new finished row: draining, pausing and a restarted Redis cost none.
+Nobody can renew while Redis is away, so after its restart every claim gets its full time again.
 
     draftfleet:RUN_ID:claims     hash  name -> [token, owner, expires (ms), saved rows]
     draftfleet:RUN_ID:attempts   hash  name -> attempts that lapsed without progress
+    draftfleet:RUN_ID:server     hash  id, since (ms): the Redis that was seen last, 0 for the first of all
     draftfleet:RUN_ID:published  hash  batch -> when it was last published (s); written by draftfleet.queue
 """
 
@@ -66,14 +68,32 @@ local function lapse(claims, attempts, name, claim)
 end
 """
 
+# Another id is another process with the same data: restarted, or the replica that took over.
+_IS_LIVE = """
+local function started(key, now)
+  local info = redis.pcall('INFO', 'server')
+  local id = type(info) == 'string' and string.match(info, 'run_id:(%w+)') or 'unknown'
+  local seen = redis.call('HMGET', key, 'id', 'since')
+  if seen[1] == id then return tonumber(seen[2]) end
+  local since = seen[1] and now or 0
+  redis.call('HSET', key, 'id', id, 'since', string.format('%.0f', since))
+  return since
+end
+local function is_live(claim, since, now, ttl)
+  return claim[3] > now or now - since < ttl
+end
+"""
+
 _TAKE = (
     _NOW
     + _LAPSE
+    + _IS_LIVE
     + """
+local since = started(KEYS[4], now)
 local raw = redis.call('HGET', KEYS[1], ARGV[1])
 local claim = raw and cjson.decode(raw)
 if claim and claim[1] ~= ARGV[2] then  -- the answer to an earlier call with this token may have been lost
-  if claim[3] > now then return {0, claim[2]} end
+  if is_live(claim, since, now, tonumber(ARGV[4])) then return {0, claim[2]} end
   lapse(KEYS[1], KEYS[2], ARGV[1], claim)
 end
 redis.call('HSET', KEYS[1], ARGV[1], cjson.encode({ARGV[2], ARGV[3], now + ARGV[4], 0}))
@@ -107,12 +127,14 @@ return 1
 _SWEEP = (
     _NOW
     + _LAPSE
+    + _IS_LIVE
     + """
+local since = started(KEYS[4], now)
 local lapsed = {}
 local all = redis.call('HGETALL', KEYS[1])
 for i = 1, #all, 2 do
   local claim = cjson.decode(all[i + 1])
-  if claim[3] <= now then
+  if not is_live(claim, since, now, tonumber(ARGV[1])) then
     lapsed[#lapsed + 1] = all[i]
     lapsed[#lapsed + 1] = lapse(KEYS[1], KEYS[2], all[i], claim)
     redis.call('HDEL', KEYS[3], all[i])  -- should the caller die now, the batch counts as never published
@@ -138,7 +160,8 @@ class Claims:
         self.owner = owner
         self._ttl_ms = int(knobs.ttl_s * 1000)
         self._client = client
-        self._keys = [f"draftfleet:{run_id}:claims", f"draftfleet:{run_id}:attempts", published_key(run_id)]
+        prefix = f"draftfleet:{run_id}"
+        self._keys = [f"{prefix}:claims", f"{prefix}:attempts", published_key(run_id), f"{prefix}:server"]
         self._take = client.register_script(_TAKE)
         self._renew = client.register_script(_RENEW)
         self._release = client.register_script(_RELEASE)
@@ -181,5 +204,5 @@ class Claims:
 
     def sweep(self) -> list[Lapsed]:
         """Remove the lapsed claims, count their attempts, and return them: each to one caller only."""
-        flat = self._sweep(self._keys)
+        flat = self._sweep(self._keys, [self._ttl_ms])
         return [Lapsed(str(name), int(attempts)) for name, attempts in zip(flat[::2], flat[1::2], strict=True)]

@@ -29,6 +29,7 @@ class ServerReport(Part):
 
     url: str
     state: ServerState
+    reason: str = ""
     in_flight: int
     limit: int
     slots: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import redis
 from celery import Celery
@@ -15,6 +15,7 @@ from redis.connection import parse_url
 from draftfleet import embedded
 from draftfleet.claims import published_key
 from draftfleet.errors import QueueError, QueueRefused, SettingsError
+from draftfleet.garbage import DropGarbage
 from draftfleet.records import SCHEMA_VERSION, BatchMessage, TrainMessage
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
@@ -104,6 +105,7 @@ def make_app(settings: Settings) -> Celery:
         worker_prefetch_multiplier=1,
         worker_send_task_events=True,
     )
+    cast(dict[str, set[type]], app.steps)["consumer"].add(DropGarbage)
     return app
 
 

@@ -93,6 +93,12 @@ def warnings(state: dict[str, Any]) -> list[str]:
         found.append("the producer has not finished: totals are not final.")
     if not state["identity_holds"]:
         found.append("the rows do not add up to what was produced: please report this with the run's folder listing.")
+    for worker in state["workers"]:
+        if worker["reason"]:
+            found.append(f"worker {worker['process']} is {worker['state']}: {worker['reason']}")
+        for server in worker["servers"]:
+            if server["reason"]:
+                found.append(f"server {server['url']} is {server['state']}: {server['reason']}")
     if state["pending"] and not state["workers"] and not state["queue"]["error"]:
         found.append("rows are pending and no worker is there: start `draftfleet work --servers URL,...`.")
     return found

@@ -26,6 +26,10 @@ NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 """What a file system without hard links answers: FAT, and some that live in user space."""
 
 
+PROBED = ".probe"
+"""The folder that `probe` leaves in every storage."""
+
+
 class Storage(Protocol):
     """Paths are relative, with `/`; their folders need not exist.
 
@@ -192,7 +196,7 @@ def probe(storage: Storage) -> None:
 
     Raises StorageUnwritable, or StorageUnsafe where both puts succeed.
     """
-    path = f".probe/{uuid.uuid4().hex}"
+    path = f"{PROBED}/{uuid.uuid4().hex}"
     try:
         first, second = storage.put_if_absent(path, b"first"), storage.put_if_absent(path, b"second")
         if (first, second) != (True, False) or storage.read(path) != b"first":
@@ -203,6 +207,16 @@ def probe(storage: Storage) -> None:
     finally:
         with contextlib.suppress(StorageError):  # the first error says it
             storage.delete(path)
+
+
+def check_mounted(storage: Storage) -> None:
+    """Raises StorageUnreadable if this is not the folder that was probed: a mount point without its file system is
+    an empty folder, in which no batch has prompts and into which shards can be written."""
+    if not storage.exists(PROBED):
+        raise StorageUnreadable(
+            f"{storage.url} has no folder {PROBED}, which was made there at the start: mount the file system again, "
+            "or make the folder anew if it was deleted. Nothing was lost, work goes on by itself."
+        )
 
 
 def _sync_folder(folder: Path) -> None:

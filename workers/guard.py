@@ -24,15 +24,25 @@ SAY_AGAIN_S = 60.0
 
 
 class Guard:
-    """Every access to the storage goes through `run`. While one of them fails, the node is paused."""
+    """Every access to the storage goes through `run`. While one of them fails, the node is paused.
+
+    `look` comes before each of them, once it is set, and raises what keeps the storage from being used.
+    """
 
     def __init__(self, on_change: Callable[[], object]) -> None:
+        self.look: Callable[[], object] = lambda: None
         self._on_change = on_change
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._blocked = 0
         self._since = 0.0
         self._said = 0.0
+        self._error = ""
+
+    @property
+    def reason(self) -> str:
+        """Why it is blocked; empty if it is not."""
+        return self._error if self.is_blocked else ""
 
     @property
     def is_blocked(self) -> bool:
@@ -48,6 +58,7 @@ class Guard:
         try:
             while True:
                 try:
+                    self.look()
                     return action()
                 except FileNotFoundError:
                     raise
@@ -84,6 +95,7 @@ class Guard:
     def _say(self, what: str, error: Exception) -> None:
         with self._lock:
             now = time.monotonic()
+            self._error = str(error)
             due = not self._said or now - self._said >= SAY_AGAIN_S
             if due:
                 self._said = now

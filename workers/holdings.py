@@ -69,8 +69,11 @@ class Holdings:
         with self._lock:
             return [batch for batch, _ in self._batches.values()]
 
-    def renew(self) -> None:
-        """Renew every claim, one round trip per run. May raise redis.RedisError: then the work goes on unclaimed."""
+    def renew(self) -> bool:
+        """Renew every claim, one round trip per run; False if there is none.
+
+        May raise redis.RedisError: then the work goes on unclaimed.
+        """
         by_run: dict[str, list[Batch]] = defaultdict(list)
         for batch in self.all():
             if not batch.stopped:
@@ -79,6 +82,7 @@ class Holdings:
             renewed = batches[0].claims.renew({batch.name: batch.holding for batch in batches})
             for batch in batches:
                 self._renewed(batch, renewed[batch.name])
+        return bool(by_run)
 
     def _renewed(self, batch: Batch, renewal: str) -> None:
         if renewal == "kept":

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import redis
 from kombu.exceptions import OperationalError
 
-from draftfleet.errors import QueueError
+from draftfleet.errors import DraftfleetError, QueueError
 from draftfleet.logs import event
 
 log = logging.getLogger(__name__)
@@ -60,8 +60,8 @@ async def _cancel_all() -> None:
 class Chore(threading.Thread):
     """Does the same thing every `interval_s` seconds until it is stopped, the first time after that or `at_once`.
 
-    A chore never ends by an error. Redis being away is said once, and once more when it is back; any other error is
-    logged with its traceback, and the next turn tries again.
+    A chore never ends by an error: the next turn tries again. Redis being away is said once, and once more when it is
+    back. An action returns False if it had nothing to ask Redis.
     """
 
     def __init__(self, name: str, interval_s: float, action: Callable[[], object], *, at_once: bool = False) -> None:
@@ -80,17 +80,19 @@ class Chore(threading.Thread):
 
     def _turn(self) -> None:
         try:
-            self._action()
+            asked = self._action() is not False
         except (redis.RedisError, QueueError, OperationalError) as error:
             if not self._redis_away:
                 log.warning(event("redis out of reach", chore=self.name, error=str(error)))
             self._redis_away = True
+        except DraftfleetError as error:  # as a storage that is still away when the worker is told to stop
+            log.error(event("chore failed", chore=self.name, error=str(error)))
         except Exception:
             log.exception(event("chore failed", chore=self.name))
         else:
-            if self._redis_away:
+            if self._redis_away and asked:
                 log.info(event("redis reached again", chore=self.name))
-            self._redis_away = False
+                self._redis_away = False
 
     def stop(self) -> None:
         self._stopped.set()

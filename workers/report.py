@@ -36,7 +36,7 @@ class Reporter:
                 pid=os.getpid(),
                 started_at=node.started_at,
                 state=node.state,
-                reason=str(node.error) if node.error else "",
+                reason=str(node.error or node.guard.reason),
                 model=node.model,
                 servers=[self._server(server) for server in list(node.servers.all.values())],
                 batches_held=len(node.holdings.all()),
@@ -46,19 +46,21 @@ class Reporter:
             ),
         )
 
-    def progress(self) -> None:
-        """One `task-progress` event per batch at work. Flower shows its text in the column Result."""
+    def progress(self) -> bool:
+        """One `task-progress` event per batch at work: its text is in Flower's column Result. False if none is."""
         batches = [batch for batch in self._node.holdings.all() if batch.is_submitted and not batch.is_complete]
         if not batches:
-            return
+            return False
         with self._node.app.events.default_dispatcher(hostname=self._hostname) as dispatcher:
             for batch in batches:
                 dispatcher.send("task-progress", uuid=batch.task_id, result=progress_text(batch))
+        return True
 
     def _server(self, server: Server) -> ServerReport:
         return ServerReport(
             url=server.url,
             state=server.state,
+            reason=server.reason,
             in_flight=server.in_flight,
             limit=server.limit,
             slots=server.slots,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -147,3 +148,23 @@ def test_the_sweep_returns_each_lapsed_claim_to_one_caller(make_claims: Callable
 
     assert len(set(seen)) == 20
     assert sweeper.held() == {"train-000099"}
+
+
+def test_a_redis_that_was_away_for_longer_than_a_claim_lives_costs_no_claim_and_no_attempt(
+    make_claims: Callable[..., Claims], redis_server: Embedded, until: Until
+) -> None:
+    holder, other = make_claims("holder", ttl_s=0.5), make_claims("other", ttl_s=0.5)
+    claim = taken(holder)
+    assert redis_server.process is not None
+    redis_server.process.kill()
+    redis_server.process.wait()
+
+    end = time.monotonic() + 0.6
+    until(lambda: time.monotonic() > end, what="the claim's time to be over")
+    redis_server.start()
+
+    assert other.sweep() == []
+    assert other.take(BATCH) == Held("holder")
+    assert holder.renew({BATCH: Holding(claim.token)}) == {BATCH: "kept"}
+    # A holder that ended while Redis was away is found all the same.
+    assert until(other.sweep, what="the lapse") == [Lapsed(BATCH, 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
 from collections import Counter
@@ -16,6 +17,7 @@ from draftfleet.queue import connect, make_app, publish, queued
 from draftfleet.records import Prompt
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
+from draftfleet.status import collect, warnings
 from draftfleet.storage import FileStorage
 from draftfleet.testing import FakeServer
 from draftfleet.testing.workers import WorkerProcess, changed, enqueue
@@ -183,6 +185,10 @@ def test_a_storage_that_cannot_be_written_pauses_the_node_until_it_can(
     prompts = make_prompts(120)
     redis = connect(settings)
     folder = storage.root / run.name
+
+    def shown() -> list[str]:
+        return warnings(collect(settings, Accountant(run)))
+
     with FakeServer(model="tiny", latency_s=0.1) as server:
         settings = changed(settings, worker__servers=[server.url], worker__concurrency=4, **SHORT)
         names = enqueue(settings, run, prompts)
@@ -191,6 +197,7 @@ def test_a_storage_that_cannot_be_written_pauses_the_node_until_it_can(
             for name in ("samples", "partial"):
                 (folder / name).chmod(0o555)
             until(lambda: worker.said("worker paused"), what="the pause")
+            until(lambda: "is paused: could not write" in " ".join(shown()), what="the reason in `draftfleet status`")
             until(lambda: server.stats()["in_flight"] == 0, what="no more requests")
             asked, waiting = server.stats()["requests"], queued(redis, "tiny")
             # Longer than a claim lives: a paused node keeps its claims, and nothing is acknowledged away.
@@ -206,6 +213,36 @@ def test_a_storage_that_cannot_be_written_pauses_the_node_until_it_can(
     assert 0 < waiting < len(names)
     assert (still_asked, still_waiting, lapses) == (asked, waiting, 0)
     assert worker.said("storage reached again")
+    assert requests == len(prompts) + 1
+    assert_complete(run, prompts)
+
+
+def test_a_storage_that_is_unmounted_pauses_the_node_and_costs_no_message_and_no_row(
+    settings: Settings, run: Run, storage: FileStorage, make_prompts: MakePrompts, until: Until, tmp_path: Path
+) -> None:
+    prompts = make_prompts(120)
+    redis = connect(settings)
+    with FakeServer(model="tiny", latency_s=0.1) as server:
+        settings = changed(settings, worker__servers=[server.url], worker__concurrency=4, **SHORT)
+        names = enqueue(settings, run, prompts)
+        with WorkerProcess(settings, tmp_path / "worker.log") as worker:
+            until(lambda: len(run.done()) >= 1, what="a first batch")
+            storage.root.rename(tmp_path / "unmounted")
+            storage.root.mkdir()
+            until(lambda: worker.said("worker paused"), what="the pause")
+            until(lambda: server.stats()["in_flight"] == 0, what="no more requests")
+            until(lambda: _renewed(redis, run, times=4), what="four renewals")
+            waiting = queued(redis, "tiny")
+            written = [path for path in storage.root.rglob("*") if path.is_file()]
+
+            shutil.rmtree(storage.root)
+            (tmp_path / "unmounted").rename(storage.root)
+            until(lambda: run.done() == names, what="all batches done")
+        requests = server.stats()["requests"]
+
+    assert waiting > 0
+    assert written == []
+    assert not worker.said("batch has no prompts")
     assert requests == len(prompts) + 1
     assert_complete(run, prompts)
 

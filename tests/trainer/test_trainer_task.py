@@ -246,7 +246,7 @@ def test_a_trainer_that_lost_its_claim_stops_and_puts_no_checkpoint(
     assert thief.holder("train:d") == "thief"
 
 
-def test_a_message_of_another_run_of_that_name_is_dropped(
+def test_a_message_of_another_run_of_that_name_and_an_entry_that_is_no_message_are_dropped(
     *, run: Run, settings: Settings, start: Start, until: Callable[..., Any], tmp_path: Path
 ) -> None:
     flower = Flower(settings)
@@ -254,6 +254,7 @@ def test_a_message_of_another_run_of_that_name_is_dropped(
     enqueue(settings)
     connect(settings).delete(TRAIN_QUEUE)
 
+    connect(settings).lpush(TRAIN_QUEUE, "no message")
     publish_training(make_app(settings), other, "d")
     start(settings)
     until(lambda: flower.texts("task-succeeded"), what="the end of the task")
