@@ -23,6 +23,7 @@ def serve(settings: Settings) -> int:
             f"--port={port}",
             f"--basic_auth={login}",
             "--max_tasks=10000",
+            "--tasks_columns=name,uuid,state,args,result,received,started,runtime,worker",
             "--purge_offline_workers=600",
             "--logging=warning",
         ]

@@ -16,6 +16,15 @@ def is_free(address: str, port: int) -> bool:
         return True
 
 
+def accepts(address: str, port: int) -> bool:
+    """Whether a server listens there now."""
+    try:
+        socket.create_connection((address, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
 def free_port(address: str = "127.0.0.1") -> int:
     """A port where a server may listen now."""
     with socket.socket() as free:

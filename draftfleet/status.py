@@ -22,6 +22,15 @@ from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.storage import open_storage
 
+NOT_BEGUN: dict[str, Any] = {
+    "step": 0,
+    "loss": None,
+    "tokens": 0,
+    "tokens_per_s": 0.0,
+    "rows_admitted": 0,
+    "finished": False,
+}
+
 WATCH_S = 2.0
 """Seconds between two looks with --watch."""
 
@@ -58,11 +67,24 @@ def collect(settings: Settings, accountant: Accountant) -> dict[str, Any]:
 
 
 def drafters(run: Run) -> dict[str, Any]:
-    """The live progress of each drafter of the run."""
+    """The live progress of each drafter of the run; step 0 for one that was asked for and has not begun."""
     found: dict[str, Any] = {}
-    for path in sorted(run.drafter_dir(".").glob("*/progress.json")):
-        found[path.parent.name] = json.loads(path.read_text())
+    for path in sorted(run.drafter_dir(".").glob("*/drafter-settings.json")):
+        progress = path.with_name("progress.json")
+        if progress.exists():
+            found[path.parent.name] = json.loads(progress.read_text())
+        else:
+            max_steps = json.loads(path.read_text())["trainer"]["max_steps"]
+            found[path.parent.name] = NOT_BEGUN | {"max_steps": max_steps}
     return found
+
+
+def _training_state(progress: dict[str, Any]) -> str:
+    if progress["finished"]:
+        return "finished"
+    if not progress["step"]:
+        return "asked for"
+    return "waits for samples" if progress.get("waiting") else "training"
 
 
 def render(state: dict[str, Any]) -> RenderableType:
@@ -119,7 +141,8 @@ def _watch(settings: Settings, accountant: Accountant) -> int:
         while True:
             state = collect(settings, accountant)
             display.update(render(state), refresh=True)
-            if state["expected"] is not None and not state["pending"]:
+            trained = all(progress["finished"] for progress in state["drafters"].values())
+            if state["expected"] is not None and not state["pending"] and trained:
                 return 0
             time.sleep(WATCH_S)
 
@@ -162,11 +185,12 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
 
 def _drafters(drafters: dict[str, Any]) -> Table:
     table = Table(title="drafters", title_justify="left")
-    for name in ("drafter", "step", "loss", "tokens", "tok/s", "rows"):
-        table.add_column(name, justify="left" if name == "drafter" else "right")
+    for name in ("drafter", "state", "step", "loss", "tokens", "tok/s", "rows"):
+        table.add_column(name, justify="left" if name in {"drafter", "state"} else "right")
     for name, progress in drafters.items():
         table.add_row(
             name,
+            _training_state(progress),
             f"{progress['step']}/{progress['max_steps']}",
             f"{progress['loss']:.3f}" if progress["loss"] is not None else "",
             f"{progress['tokens']:,}",

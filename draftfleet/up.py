@@ -10,16 +10,23 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
 
-from draftfleet import children
+import redis
+
+from draftfleet import children, live
 from draftfleet.embedded import Embedded
-from draftfleet.errors import DraftfleetError
-from draftfleet.ports import free_port, is_free
+from draftfleet.errors import DraftfleetError, QueueError
+from draftfleet.news import News
+from draftfleet.ports import accepts, free_port, is_free
+from draftfleet.queue import connect
 from draftfleet.settings import Settings, environment
+
+FLOWER_READY_S = 20.0
 
 
 class ChildEnded(DraftfleetError):
@@ -59,6 +66,13 @@ class Stack:
     def pids(self) -> dict[str, int]:
         return {name: child.pid for name, child in self._children.items()}
 
+    def reports(self) -> list[live.WorkerReport]:
+        """What the workers say of themselves; nothing while Redis is away."""
+        try:
+            return live.read(connect(self.settings))
+        except (QueueError, redis.RedisError):
+            return []
+
     def check(self) -> None:
         """Raises ChildEnded, with the end of its log, if one of them has ended."""
         for name, child in self._children.items():
@@ -75,6 +89,14 @@ class Stack:
         self.settings = _with(self.settings, "flower", port=port, password=password)
         self.flower_url, self.flower_login = f"http://{knobs.address}:{port}/", f"{knobs.user}:{password}"
         self._start("flower", starting, grace_s=5)
+        self._wait_for_flower(knobs.address, port)
+
+    def _wait_for_flower(self, address: str, port: int) -> None:
+        """Flower shows only the tasks that it saw begin, so it listens before anybody works."""
+        deadline = time.monotonic() + FLOWER_READY_S
+        while not accepts(address, port) and time.monotonic() < deadline:
+            self.check()
+            time.sleep(0.05)
 
     def _start(self, verb: str, starting: ExitStack, *, grace_s: float) -> None:
         argv = [sys.executable, "-m", "draftfleet", verb]
@@ -98,9 +120,13 @@ def up(settings: Settings) -> int:
         servers = ", ".join(settings.worker.servers) or "none named: no worker was started (--servers URL,...)"
         print(f"Servers {servers}", file=sys.stderr)
         print("Ctrl-C drains and stops everything.", file=sys.stderr)
+        print("Next    draftfleet produce DATA, draftfleet status --watch", file=sys.stderr)
+        news = News()
         while not stop.wait(1):
             stack.check()
-        print("draining", file=sys.stderr)
+            for line in news.of(stack.reports()):
+                print(time.strftime("%H:%M:%S"), line, file=sys.stderr)
+        print("draining: work in flight is finished or put aside", file=sys.stderr)
     return 0
 
 

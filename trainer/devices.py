@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 
+import psutil
 import torch
 
 from draftfleet.errors import SettingsError
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` is the GPU if there is one. Under torchrun each process has the GPU of its number."""
+    """`auto` is the GPU if there is one. Under torchrun each process has the GPU of its number.
+
+    On a CPU torch gets half of the cores, unless OMP_NUM_THREADS says how many threads it may have.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -32,6 +36,10 @@ def choose_device(name: str) -> torch.device:
                 f"{torch.cuda.device_count()} here: set trainer.processes to the number of GPUs at most."
             )
         torch.cuda.set_device(device)
+    elif "OMP_NUM_THREADS" not in os.environ:
+        # Workers and servers run beside it, and threads that wait for a busy core cost more than they bring: on two
+        # shared cores two threads trained at 175 tokens/s, one at 835 or more.
+        torch.set_num_threads(max(1, (psutil.cpu_count(logical=False) or 2) // 2))
     return device
 
 

@@ -15,7 +15,7 @@ from draftfleet.reconcile import Reconciler
 from draftfleet.records import Prompt, Sample
 from draftfleet.runs import Run, batch_id
 from draftfleet.settings import Settings
-from draftfleet.status import show
+from draftfleet.status import drafters, show
 
 MODEL = "tiny"
 DONE, WAITING = batch_id("train", 0), batch_id("train", 1)
@@ -117,3 +117,13 @@ def test_a_worker_that_took_the_run_for_finished_looks_after_it_again_once_it_is
     client.flushall()
 
     assert reconciler.republish() == 1
+
+
+def test_a_training_that_was_asked_for_and_has_not_begun_is_shown(run: Run) -> None:
+    folder = run.drafter_dir("eagle3")
+    folder.mkdir(parents=True)
+    (folder / "drafter-settings.json").write_text('{"trainer": {"max_steps": 60}, "target": {}}')
+
+    [(name, progress)] = drafters(run).items()
+
+    assert (name, progress["step"], progress["max_steps"], progress["finished"]) == ("eagle3", 0, 60, False)
