@@ -25,20 +25,20 @@ FREE = {
 
 
 def pin(run: Run, settings: Settings) -> None:
-    """Write down what the drafter is trained with; update the free knobs if it is there.
+    """Write down what the drafter is trained with. If it is there, it stands: only knobs that were given are compared.
 
-    Raises RunConflict, naming each difference, if the drafter was begun with other settings.
+    Raises RunConflict, naming each difference, if the drafter was begun with other settings than those given.
     """
     path = _path(run, settings.trainer.drafter)
-    now = {"trainer": settings.trainer.model_dump(), "target": settings.target.model_dump()}
-    data = (json.dumps(now, indent=2) + "\n").encode()
-    if run.storage.put_if_absent(path, data):
+    parts = {"trainer": settings.trainer, "target": settings.target}
+    if run.storage.put_if_absent(path, _text({name: part.model_dump() for name, part in parts.items()})):
         return
     trainer, target = _read(run, settings.trainer.drafter)
     had = {"trainer": trainer.model_dump(), "target": target.model_dump()}
+    given = {name: part.model_dump(include=part.model_fields_set) for name, part in parts.items()}
     differences = [
         f"  {section}.{key}: it has {had[section][key]!r}, now {value!r}"
-        for section, values in now.items()
+        for section, values in given.items()
         for key, value in values.items()
         if had[section][key] != value and f"{section}.{key}" not in FREE
     ]
@@ -49,8 +49,13 @@ def pin(run: Run, settings: Settings) -> None:
             + "\nGo on with its settings, train another one under a new trainer.drafter, or delete "
             f"{run.drafter_dir(settings.trainer.drafter)} to begin it anew."
         )
+    now = {section: had[section] | given[section] for section in had}
     if had != now:
-        run.storage.put(path, data)
+        run.storage.put(path, _text(now))
+
+
+def _text(sections: dict[str, dict[str, Any]]) -> bytes:
+    return (json.dumps(sections, indent=2) + "\n").encode()
 
 
 def with_pinned(run: Run, drafter: str, settings: Settings) -> Settings:

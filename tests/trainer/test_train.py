@@ -160,6 +160,15 @@ def settings(**trainer: Any) -> Settings:
     return Settings.model_validate({"run": "toy", "trainer": {"drafter": "d", **trainer}})
 
 
+def test_knobs_that_are_not_given_are_those_of_the_begun_drafter(run: Run) -> None:
+    pin(run, settings(max_steps=60, lr=2e-3))
+
+    pin(run, settings(log_steps=3))
+
+    held = with_pinned(run, "d", settings()).trainer
+    assert (held.max_steps, held.lr, held.log_steps) == (60, 2e-3, 3)
+
+
 def test_settings_of_a_drafter_are_pinned_and_each_difference_is_named(run: Run) -> None:
     pin(run, settings(lr=1e-4))
     pin(run, settings(lr=1e-4))
