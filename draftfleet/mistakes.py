@@ -8,12 +8,16 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import tomllib
 from collections.abc import Mapping
-from typing import get_args
+from pathlib import Path
+from typing import Any, cast, get_args
 
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
+
+from draftfleet.records import NAME, NAME_RULE
 
 
 def unknown(path: str, source: str, fields: Mapping[str, FieldInfo]) -> str:
@@ -46,14 +50,24 @@ def not_json(prefix: str, fields: Mapping[str, FieldInfo]) -> str:
     return f"environment: {names}: lists and tables are written as JSON, as in {example}."
 
 
-def explain(error: ErrorDetails, fields: Mapping[str, FieldInfo]) -> str:
-    """One finding of pydantic, without the value where it is a secret."""
+def explain(error: ErrorDetails, fields: Mapping[str, FieldInfo], file: Path) -> str:
+    """One finding of pydantic, without the value where it is a secret. `file` was read, if it is there."""
     path = ".".join(map(str, error["loc"]))
     if error["type"] == "extra_forbidden":
-        return unknown(path, "settings", fields)
+        return unknown(path, str(file) if _is_in(file, error["loc"]) else "settings", fields)
     secret = path in fields and SecretStr in get_args(fields[path].annotation)
     shown = "(secret)" if secret else repr(error["input"])
-    return f"settings: {path} = {shown}: {error['msg']}."
+    is_name = error.get("ctx", {}).get("pattern") == NAME
+    return f"settings: {path} = {shown}: {f'a name is {NAME_RULE}' if is_name else error['msg']}."
+
+
+def _is_in(file: Path, key: tuple[int | str, ...]) -> bool:
+    tree: Any = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    for part in key:
+        if not isinstance(tree, dict) or part not in tree:
+            return False
+        tree = cast(dict[int | str, Any], tree)[part]
+    return True
 
 
 def _sections(fields: Mapping[str, FieldInfo]) -> set[str]:

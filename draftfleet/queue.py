@@ -67,8 +67,9 @@ def connect(settings: Settings) -> redis.Redis:
     except redis.AuthenticationError as error:
         raise QueueRefused(f"Redis at {_shown(url)} refused the login: {error}. Check queue.url.") from None
     except (redis.RedisError, OSError) as error:
+        said = str(error).rstrip(".")
         raise QueueError(
-            f"Redis at {_shown(url)} does not answer: {error}. Start it (`draftfleet up` starts the embedded one) "
+            f"Redis at {_shown(url)} does not answer: {said}. Start it (`draftfleet up` starts the embedded one) "
             "or correct queue.url."
         ) from None
     return client

@@ -27,6 +27,8 @@ IdsSource = Literal["engine", "retokenized", "none"]
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 """Names of runs, batches and drafters: they become file names, so they can hold no path."""
+NAME_RULE = "letters, digits, . _ -, at most 100, beginning with a letter or digit"
+"""The same for a person."""
 
 BATCH = r"^(train|heldout)-[0-9]{6,12}(\.[0-9]{4,9})?$"
 """Names of batches, and of the rows of one that was split (draftfleet.runs)."""

@@ -10,10 +10,12 @@ from typing import Any, cast
 
 
 def show(run: str, done: str, result: Any) -> None:
-    """`result` is a dataclass or a mapping."""
+    """`result` is a dataclass or a mapping. What is empty is left out for the person, not for the program."""
     fields = {"run": run, **cast(Mapping[str, Any], _plain(result))}
-    width = max(map(len, fields))
-    lines = [done, *(f"  {name.replace('_', ' '):{width}}  {_text(value)}" for name, value in fields.items())]
+    texts = {name.replace("_", " "): _text(value) for name, value in fields.items()}
+    shown = {name: text for name, text in texts.items() if text not in ("", "-")}
+    width = max(map(len, shown))
+    lines = [done, *(f"  {name:{width}}  {text}" for name, text in shown.items())]
     print("\n".join(lines), file=sys.stderr)
     print(json.dumps(fields, default=str, ensure_ascii=False), flush=True)
 

@@ -285,7 +285,7 @@ def load(file: str | Path | None = None, flags: Mapping[str, Any] | None = None)
     except pydantic_settings.SettingsError:
         raise SettingsError(mistakes.not_json(ENV_PREFIX, fields)) from None
     except ValidationError as error:
-        raise SettingsError("\n".join(mistakes.explain(one, fields) for one in error.errors())) from None
+        raise SettingsError("\n".join(mistakes.explain(one, fields, path) for one in error.errors())) from None
 
 
 def assignment(text: str) -> tuple[str, Any]:

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -126,7 +127,6 @@ def fill(
     report = _report(run, reading, ledger, num_before=len(present), num_written=batches_written, seconds=seconds)
     may_write()
     run.seal(_totals(report, reading.source))
-    log.info(event("data set produced", **{k: v for k, v in asdict(report).items() if k != "rejected_for"}))
     return report
 
 
@@ -137,6 +137,12 @@ def _check(settings: Settings) -> None:
         )
     if not settings.model:
         raise SettingsError("target.model is not set: give the name under which the servers serve the target.")
+    path = settings.target.path
+    if path.startswith(("/", "./", "../", "~")) and not Path(path).expanduser().exists():
+        raise SettingsError(
+            f"target.path = {path} is not there: name the folder that holds the target's tokenizer.json, or its name "
+            "on the hub. On a node without it leave it unset, and name the target with target.model."
+        )
 
 
 def _open_run(
@@ -151,6 +157,15 @@ def _open_run(
         return Run.create(shared, settings.run, content, provenance_of(source)), prompts
     pinned = existing.info.content.get("target.fingerprint")
     if pinned is None or content["target.fingerprint"] is None:  # unknown on one side: there is nothing to compare
+        if content["target.fingerprint"] is not None:
+            log.warning(
+                event(
+                    "target fingerprint not compared",
+                    run=settings.run,
+                    path=settings.target.path,
+                    why="the run was made without the tokenizer and pins none",
+                )
+            )
         content["target.fingerprint"] = pinned
     return Run.create(shared, settings.run, content, {}), prompts
 
@@ -189,7 +204,7 @@ def _fingerprint(path: str) -> str | None:
     if not path:
         return None
     try:
-        return tokens.load(path).fingerprint()
+        return tokens.load(Path(path).expanduser()).fingerprint()
     except TargetError as error:
         log.warning(event("target fingerprint unknown", path=path, why=error))
         return None

@@ -6,6 +6,7 @@ ShareGPT or OpenAI messages, from JSON Lines or from Parquet, in whatever order.
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -65,10 +66,6 @@ class Malformed(Exception):
     """A line that holds no conversation in an accepted shape. Counted and named by line; the rest goes on."""
 
 
-class ColumnMissing(Malformed):
-    """The row lacks the column. Where no row ever has it, the setting or the data set is wrong, and not the lines."""
-
-
 class Rejected(Exception):
     """A conversation that cannot be asked. `reason` is what it is counted under."""
 
@@ -101,15 +98,23 @@ class Rules:
         missing = [name for name in wanted if name not in columns]
         if not missing and (self.column or any(name in columns for name in COLUMNS)):
             return
-        raise unknown_column(source, columns, missing[0] if missing else None)
+        raise _unknown_column(source, columns, missing[0] if missing else None)
+
+    def are_met_by(self, row: Row) -> bool:
+        """Whether the row has every column that is needed. Null is as good as absent."""
+        needed = [name for name in (self.column, self.split_column) if name]
+        among = [self.column] if self.column else COLUMNS
+        return all(row.get(name) is not None for name in needed) and any(row.get(name) is not None for name in among)
 
 
-def unknown_column(source: str, columns: Sequence[str], missing: str | None) -> DataError:
+def _unknown_column(source: str, columns: Sequence[str], missing: str | None) -> DataError:
     there = ", ".join(columns) or "none"
     if missing:
+        near = difflib.get_close_matches(missing, columns, n=1)
+        hint = f"Did you mean {near[0]}? " if near else ""
         return DataError(
             f"{source} has no column {missing}. Columns that are there: {there}. "
-            "Name one of them with producer.column or producer.split_column."
+            f"{hint}Name one of them with producer.column or producer.split_column."
         )
     return DataError(
         f"{source} has none of the columns {', '.join(COLUMNS)}. Columns that are there: {there}. "
@@ -157,12 +162,12 @@ def overlap_key(messages: Conversation) -> int:
 def _column(row: Row, rules: Rules) -> str:
     if rules.column:
         if row.get(rules.column) is None:
-            raise ColumnMissing(f"it has no {rules.column}")
+            raise Malformed(f"it has no {rules.column}")
         return rules.column
     for column in COLUMNS:
         if row.get(column) is not None:
             return column
-    raise ColumnMissing(f"it has none of {', '.join(COLUMNS)}")
+    raise Malformed(f"it has none of {', '.join(COLUMNS)}")
 
 
 def _given_split(row: Row, rules: Rules) -> Split | None:
@@ -170,7 +175,7 @@ def _given_split(row: Row, rules: Rules) -> Split | None:
     value = row.get(column)
     if value is None:
         if rules.split_column:
-            raise ColumnMissing(f"it has no {column}")
+            raise Malformed(f"it has no {column}")
         return None
     split = SPLITS.get(value.strip().casefold()) if isinstance(value, str) else None
     if split is None:

@@ -11,7 +11,7 @@ from draftfleet import settings
 from draftfleet.errors import DataError
 from draftfleet.logs import event
 from draftfleet.records import Prompt
-from producer.prompts import ColumnMissing, Malformed, Rejected, Row, Rules, read_prompt, unknown_column
+from producer.prompts import Malformed, Rejected, Row, Rules, read_prompt
 from producer.sources import Line, Source
 
 log = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 NAMED = 10
 """Malformed and rejected lines that are each named in the log; the rest is a count."""
 PATIENCE_LINES = 100
-"""Lines without the column, and none with it, after which the column is wrong and not the lines."""
+"""Rows without the column, and none with it, after which the column is wrong and not the lines."""
 
 
 class Reading:
@@ -36,6 +36,9 @@ class Reading:
         self._knobs = knobs
         self._rules = Rules.of(knobs)
         self._column_seen = False
+        self._held: list[tuple[int, Malformed]] = []
+        self._columns: dict[str, None] = {}
+        self._named: Counter[str] = Counter()
         self._first_fault = ""
         if source.columns is not None:
             self._rules.check(source.name, source.columns)
@@ -49,6 +52,8 @@ class Reading:
                 num_prompts += 1
                 yield prompt
         assert self.lines == num_prompts + self.malformed + self.rejected.total()
+        if self._held:
+            raise self._no_column()
         if not num_prompts:
             raise self._nothing()
 
@@ -56,43 +61,57 @@ class Reading:
         try:
             if isinstance(line.row, Malformed):
                 raise line.row
-            prompt = read_prompt(line.row, self._rules)
-        except ColumnMissing as fault:
-            self._count_malformed(line.number, fault)
-            if not self._column_seen and self.lines >= PATIENCE_LINES and not isinstance(line.row, Malformed):
-                raise self._unknown_column(line.row) from None
-            return None
+            if not self._column_seen:
+                self._look_for_column(line.row)
+            return read_prompt(line.row, self._rules)
         except Malformed as fault:
-            self._count_malformed(line.number, fault)
-            return None
+            self.malformed += 1
+            if self._column_seen or isinstance(line.row, Malformed):
+                self._tell_malformed(line.number, fault)
+            else:
+                self._hold(line.number, fault)
         except Rejected as fault:
-            self._column_seen = True
             self.rejected[fault.reason] += 1
-            self._name("line rejected", self.rejected.total(), line.number, fault)
-            return None
-        self._column_seen = True
-        return prompt
+            self._name("line rejected", line.number, fault)
+        return None
 
-    def _count_malformed(self, number: int, fault: Malformed) -> None:
+    def _look_for_column(self, row: Row) -> None:
+        self._columns |= dict.fromkeys(row)
+        self._column_seen = self._rules.are_met_by(row)
+        if self._column_seen:
+            for number, fault in self._held:
+                self._tell_malformed(number, fault)
+            self._held.clear()
+
+    def _hold(self, number: int, fault: Malformed) -> None:
+        """Told once another row has the column: till then the setting may be what is wrong."""
+        self._held.append((number, fault))
+        if len(self._held) >= PATIENCE_LINES:
+            raise self._no_column() from None
+
+    def _tell_malformed(self, number: int, fault: Malformed) -> None:
         if self._knobs.strict:
             raise DataError(
                 f"{self.source.name}, line {number}: {fault}. Mend the line, or set producer.strict = false to have "
                 "such lines counted and left out."
             ) from None
-        self.malformed += 1
-        self._name("line malformed", self.malformed, number, fault)
+        self._name("line malformed", number, fault)
 
-    def _name(self, text: str, count: int, number: int, fault: Exception) -> None:
+    def _name(self, text: str, number: int, fault: Exception) -> None:
         self._first_fault = self._first_fault or f"line {number}: {fault}"
-        if count <= NAMED:
+        self._named[text] += 1
+        if self._named[text] <= NAMED:
             log.warning(event(text, source=self.source.name, line=number, why=fault))
-        if count == NAMED:
+        if self._named[text] == NAMED:
             log.warning(event("further ones counted only", after=text, source=self.source.name))
 
-    def _unknown_column(self, row: Row) -> DataError:
-        named = [name for name in (self._rules.column, self._rules.split_column) if name]
-        missing = next((name for name in named if name not in row), None)
-        return unknown_column(self.source.name, list(row), missing)
+    def _no_column(self) -> DataError:
+        self._rules.check(self.source.name, list(self._columns))
+        number, fault = self._held[0]
+        return DataError(
+            f"{self.source.name}: each of {len(self._held)} rows lacks a column, or holds null in it. "
+            f"The first: line {number}: {fault}. Name another one with producer.column or producer.split_column."
+        )
 
     def _nothing(self) -> DataError:
         if not self.lines:

@@ -159,7 +159,6 @@ def test_a_result_is_one_json_line_on_stdout_and_a_summary_on_stderr(
         ["prompts", "1,500"],
         ["rate", "2.000"],
         ["exported", "vllm x.jsonl"],
-        ["reasons", "-"],
         ["lossless", "yes"],
     ]
     assert "per position  0.900 / 0.750" in result.stderr

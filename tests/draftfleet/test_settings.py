@@ -64,12 +64,28 @@ def test_an_unknown_key_in_the_file_and_in_the_environment_is_told_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "typo.toml").write_text("[trainer]\nmax_step = 1\n")
-    with pytest.raises(SettingsError, match=r"unknown key trainer\.max_step; did you mean trainer\.max_steps\?"):
+    with pytest.raises(
+        SettingsError, match=r"^typo\.toml: unknown key trainer\.max_step; did you mean trainer\.max_steps"
+    ):
         load("typo.toml")
+    with pytest.raises(SettingsError, match=r"settings: unknown key trainer\.max_stepp; .*"):
+        load(flags={"trainer.max_stepp": 1})
+    (tmp_path / "draftfleet.toml").write_text("[samplng]\nmax_tokens = 1\n")
+    with pytest.raises(SettingsError, match=r"^draftfleet\.toml: unknown key samplng; did you mean sampling\?$"):
+        load()
 
     monkeypatch.setenv("DRAFTFLEET_TRAINER__MAX_STEP", "1")
     with pytest.raises(SettingsError, match=r"DRAFTFLEET_TRAINER__MAX_STEP: unknown key trainer\.max_step"):
         load()
+
+
+@pytest.mark.parametrize("knob", ["run", "trainer.drafter"])
+def test_a_name_that_is_not_allowed_is_told_with_what_is_and_no_pattern(knob: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        load(flags={knob: "my run"})
+
+    allowed = "letters, digits, . _ -, at most 100, beginning with a letter or digit"
+    assert str(error.value) == f"settings: {knob} = 'my run': a name is {allowed}."
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import gzip
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -223,17 +224,43 @@ def test_a_node_without_the_tokenizer_may_go_on_with_a_run_that_has_its_fingerpr
     produce(configure(data, target__path=str(TARGET)), progress=False)
     pinned = Run.open(storage, "run").info.content["target.fingerprint"]
 
-    for path in ("", str(tmp_path / "nowhere")):
+    for path in ("", "nobody/nothing"):
         assert produce(configure(data, target__path=path), progress=False).already == 10
 
     assert Run.open(storage, "run").info.content["target.fingerprint"] == pinned
+
+
+@pytest.mark.parametrize("path", ["/nowhere/target", "./nowhere", "../nowhere/target", "~/nowhere/target"])
+def test_a_path_of_a_target_that_is_not_there_is_refused_and_leaves_no_run(
+    configure: Configure, storage: FileStorage, tmp_path: Path, path: str
+) -> None:
+    data = write(tmp_path / "data.jsonl", questions(10))
+
+    with pytest.raises(SettingsError, match=re.escape(f"target.path = {path} is not there")):
+        produce(configure(data, target__path=path), progress=False)
+
+    with pytest.raises(RunMissing):
+        Run.open(storage, "run")
+
+
+def test_a_tokenizer_that_the_run_cannot_be_compared_with_is_said(
+    configure: Configure, storage: FileStorage, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = write(tmp_path / "data.jsonl", questions(10))
+    produce(configure(data), progress=False)
+    assert caplog.messages == []
+
+    produce(configure(data, target__path=str(TARGET)), progress=False)
+
+    assert [message.partition(" run=")[0] for message in caplog.messages] == ["target fingerprint not compared"]
+    assert Run.open(storage, "run").info.content["target.fingerprint"] is None
 
 
 def test_wrong_data_leaves_no_run_behind_and_an_existing_one_as_it_was(
     configure: Configure, storage: FileStorage, tmp_path: Path
 ) -> None:
     useless = write(tmp_path / "useless.jsonl", ['{"text": "Why?"}\n'])
-    with pytest.raises(DataError, match="none of its 1 lines"):
+    with pytest.raises(DataError, match="has none of the columns"):
         produce(configure(useless), progress=False)
     with pytest.raises(RunMissing):
         Run.open(storage, "run")
@@ -241,7 +268,7 @@ def test_wrong_data_leaves_no_run_behind_and_an_existing_one_as_it_was(
     produce(configure(write(tmp_path / "data.jsonl", questions(10))), progress=False)
     run = Run.open(storage, "run")
     sealed = run.sealed()
-    with pytest.raises(DataError, match="none of its 1 lines"):
+    with pytest.raises(DataError, match="has none of the columns"):
         produce(configure(useless), progress=False)
 
     assert run.sealed() == sealed
@@ -396,7 +423,7 @@ def test_what_is_not_set_and_a_redis_that_is_away_are_said(
     with pytest.raises(SettingsError, match=r"target\.model is not set"):
         produce(configure(data, target__model=""), progress=False)
     redis_server.stop()
-    with pytest.raises(QueueError, match="does not answer"):
+    with pytest.raises(QueueError, match=r"does not answer: .*[^.]\. Start it"):
         produce(configure(data), progress=False)
 
 
@@ -471,6 +498,20 @@ def test_a_terminal_shows_how_far_it_is_and_a_log_file_does_not(flags: dict[str,
     assert "50 prompts" in drawn
     assert json.loads(shown.stdout)["new"] == 50
     assert logged.stderr == b""
+
+
+def test_the_command_shows_one_table_without_empty_rows_and_no_log_line(flags: dict[str, Any], tmp_path: Path) -> None:
+    data = write(tmp_path / "data.jsonl", questions(50))
+    knobs = [text for key, value in flags.items() for text in ("--set", f"{key}={value}")]
+    command = [sys.executable, "-m", "draftfleet", "produce", str(data), *knobs]
+
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+
+    first, *rows = shown.stderr.splitlines()
+    assert first == "produced"
+    assert [row for row in rows if not row.startswith("  ") or row.endswith("-")] == []
+    assert "rejected for" not in shown.stderr
+    assert json.loads(shown.stdout)["rejected_for"] == {}
 
 
 @pytest.mark.parametrize(

@@ -83,17 +83,52 @@ def test_an_unknown_column_lists_those_that_are_there(knobs: Knobs, write_jsonl:
         assert len(list(reading(knobs(path, column="text")))) == PATIENCE_LINES
 
 
-def test_an_unknown_column_in_a_short_file_is_an_error_too(knobs: Knobs, write_jsonl: WriteJsonl) -> None:
-    with pytest.raises(DataError, match=r"none of its 1 lines.*line 1: it has no txt"):
-        list(reading(knobs(write_jsonl([{"text": "Why?"}]), column="txt")))
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_unknown_column_is_said_at_once_with_the_nearest_and_no_line_is_blamed(
+    knobs: Knobs, write_jsonl: WriteJsonl, caplog: pytest.LogCaptureFixture, strict: bool
+) -> None:
+    data = write_jsonl([*[{"messages": "Why?"}] * 20, *[{"prompt": "Why?"}] * 20])
+
+    with pytest.raises(DataError, match=r"no column mesages\. .* there: messages, prompt\. Did you mean messages\?"):
+        list(reading(knobs(data, column="mesages", strict=strict)))
+
+    assert caplog.messages == []
 
 
-def test_a_column_that_some_lines_lack_costs_only_those(knobs: Knobs, write_jsonl: WriteJsonl) -> None:
-    rows = [{"prompt": "Why?"}, *({"other": number} for number in range(PATIENCE_LINES + 5))]
-    read = reading(knobs(write_jsonl(rows)))
+def test_a_column_that_is_null_in_every_row_is_not_said_to_be_missing(
+    knobs: Knobs, write_jsonl: WriteJsonl, tmp_path: Path
+) -> None:
+    rows = [{"prompt": None, "other": 1}] * 3
+    parquet = tmp_path / "data.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), parquet)
+
+    for path in (write_jsonl(rows), parquet):
+        for column in ("prompt", None):
+            with pytest.raises(
+                DataError, match=r"each of 3 rows lacks a column, or holds null in it.*line 1: it has no"
+            ):
+                list(reading(knobs(path, column=column)))
+
+
+@pytest.mark.parametrize("place", [0, 1, PATIENCE_LINES - 1])
+def test_a_column_that_some_lines_lack_costs_only_those(
+    knobs: Knobs, write_jsonl: WriteJsonl, caplog: pytest.LogCaptureFixture, place: int
+) -> None:
+    rows: list[Any] = [{"other": number} for number in range(PATIENCE_LINES + 5)]
+    read = reading(knobs(write_jsonl([*rows[:place], {"prompt": "Why?"}, *rows[place:]])))
 
     assert len(list(read)) == 1
     assert read.malformed == PATIENCE_LINES + 5
+    assert len([message for message in caplog.messages if message.startswith("line malformed")]) == NAMED
+
+
+def test_strict_names_the_first_line_that_lacks_the_column_once_another_has_it(
+    knobs: Knobs, write_jsonl: WriteJsonl
+) -> None:
+    data = write_jsonl([{"other": 1}, {"other": 2}, {"prompt": "Why?"}])
+
+    with pytest.raises(DataError, match=r"line 1: it has none of messages.*producer\.strict"):
+        list(reading(knobs(data, strict=True)))
 
 
 def test_an_empty_file_is_an_error(knobs: Knobs, tmp_path: Path) -> None:
