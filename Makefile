@@ -19,7 +19,7 @@ help:  ## list the commands
 	@echo "draftfleet: from a data set to a drafter for your own large model"; echo
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-15s %s\n", $$1, $$2}'
 
-demo: venv  ## the whole path on this machine, on a tiny target: a few minutes on 2 cores
+demo: venv  ## the whole path on this machine, on a tiny target: 4 to 10 minutes on 2 cores
 	@$(RUN) examples/demo.py
 
 test: venv  ## install what is needed and run all tests

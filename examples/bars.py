@@ -3,51 +3,40 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
+from estimate import Estimate
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.text import Text
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 LINE_S = 15.0
 """Seconds between two printed lines of one bar where there is no terminal."""
+WIDE = 100
+"""Columns of a terminal from which on there is room for the time elapsed and for whole words."""
 
 
-class _Rate(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        return Text("" if task.speed is None or task.finished else f"{task.speed:.1f}/s")
+@dataclass
+class _Stage:
+    task: TaskID
+    printed_at: float
+    estimate: Estimate = field(default_factory=Estimate)
 
 
 class Bars:
     """Stages that advance side by side, each with its rate, its time left and a few words."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
+        self._clock = clock
+        self.is_wide = console.width >= WIDE or not console.is_terminal
         self._progress = Progress(
-            TextColumn("  {task.description:<10}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            _Rate(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[words]}"),
-            console=console,
-            disable=not console.is_terminal,
+            *_columns(is_wide=self.is_wide), console=console, disable=not console.is_terminal, expand=True
         )
-        self._stages: dict[str, TaskID] = {}
-        self._printed_at: dict[str, float] = {}
+        self._stages: dict[str, _Stage] = {}
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -58,22 +47,61 @@ class Bars:
     ) -> None:
         self._progress.stop()
 
-    def show(self, stage: str, completed: int, total: int | None, words: str) -> None:
+    def show(self, stage: str, completed: int, total: int | None, words: str, *, waiting: bool = False) -> None:
+        """Time in which the stage is `waiting` says nothing about how long the rest of it takes."""
+        now = self._clock()
         if stage not in self._stages:
-            self._stages[stage] = self._progress.add_task(stage, total=total, words=words)
-            self._printed_at[stage] = time.monotonic()
-        self._progress.update(self._stages[stage], completed=completed, total=total, words=words)
+            task = self._progress.add_task(stage, total=total, visible=False, words="", count="", rate="", left="")
+            self._stages[stage] = _Stage(task, now)
+        shown = self._stages[stage]
+        shown.estimate.note(completed, now, waiting=waiting)
+        finished = total is not None and completed >= total
+        rate = None if finished else shown.estimate.rate
+        left_s = None if finished else shown.estimate.left_s(total)
+        count = f"{completed:,}/{'?' if total is None else f'{total:,}'}"
+        self._progress.update(
+            shown.task,
+            visible=True,
+            completed=completed,
+            total=total,
+            words=words,
+            count=count,
+            rate="" if rate is None else f"{rate:.1f}/s",
+            left="" if left_s is None else f"{_clock_time(left_s)} left",
+        )
         if not self._console.is_terminal:
-            self._print(stage, finished=total is not None and completed >= total)
+            self._print(stage, count, words, left_s, now, finished=finished)
 
-    def _print(self, stage: str, *, finished: bool) -> None:
+    def _print(self, stage: str, count: str, words: str, left_s: float | None, now: float, *, finished: bool) -> None:
         """A finished stage is printed once more, and never again."""
-        due = finished or time.monotonic() - self._printed_at[stage] >= LINE_S
-        if not due or self._printed_at[stage] == float("inf"):
+        shown = self._stages[stage]
+        if (not finished and now - shown.printed_at < LINE_S) or shown.printed_at == float("inf"):
             return
-        self._printed_at[stage] = float("inf") if finished else time.monotonic()
-        task = next(task for task in self._progress.tasks if task.id == self._stages[stage])
-        total = "?" if task.total is None else f"{task.total:,.0f}"
-        left = "" if task.time_remaining is None or finished else f", {task.time_remaining:.0f} s left"
-        words = f", {task.fields['words']}" if task.fields["words"] else ""
-        self._console.print(f"  {stage:<10} {task.completed:,.0f}/{total}{words}{left}", highlight=False)
+        shown.printed_at = float("inf") if finished else now
+        left = "" if left_s is None else f", {_clock_time(left_s)} left"
+        self._console.print(f"  {stage:<10} {count}{f', {words}' if words else ''}{left}", highlight=False)
+
+
+def _columns(*, is_wide: bool) -> list[ProgressColumn]:
+    """Numbers keep their width, there or not; the words take the rest of the line, and they alone are cut."""
+
+    def number(name: str, width: int) -> TextColumn:
+        column = Column(no_wrap=True, min_width=width)
+        return TextColumn(f"{{task.fields[{name}]}}", justify="right", table_column=column)
+
+    elapsed = [TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=7))] if is_wide else []
+    return [
+        TextColumn("  {task.description:<8}", table_column=Column(no_wrap=True)),
+        BarColumn(bar_width=20 if is_wide else 8),
+        number("count", 11),
+        number("rate", 6),
+        *elapsed,
+        number("left", 10),
+        TextColumn("{task.fields[words]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+    ]
+
+
+def _clock_time(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -14,17 +14,16 @@ import argparse
 import json
 import logging
 import os
-import signal
 import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from following import Pace, follow
 from inference_server import InferenceServer
-from outcome import Drafter, found, result, summary
+from interrupts import CODE, Interrupts
+from outcome import Drafter, found, is_finished, result, summary
 from rich.console import Console
 
 from draftfleet.accounting import Accountant
@@ -41,7 +40,6 @@ from trainer.tasks import enqueue
 ROOT = Path(__file__).parents[1]
 SETTINGS = ROOT / "examples" / "demo.toml"
 WORKSPACE = ROOT / "demo-run"
-INTERRUPTED = 128 + signal.SIGINT
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -52,6 +50,7 @@ ENVIRONMENT = {
 """Of this process, before it loads what reads them, and so of its children."""
 
 console = Console(stderr=True, highlight=False, soft_wrap=True)
+interrupts = Interrupts()
 
 
 def main() -> int:
@@ -59,8 +58,7 @@ def main() -> int:
     parser.add_argument("--workspace", type=Path, default=WORKSPACE, metavar="FOLDER", help="default: demo-run")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any knob; repeatable")
     options = parser.parse_args()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupted)
+    interrupts.install()
     for variable, value in ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
     workspace: Path = options.workspace.absolute()
@@ -72,7 +70,7 @@ def main() -> int:
         line = json.dumps(demo(workspace, dict(map(assignment, options.set))))
     except KeyboardInterrupt:
         console.print(f"\nStopped, nothing runs any more. `{again}` goes on from here.", markup=False)
-        return INTERRUPTED
+        return CODE
     except DraftfleetError as error:
         console.print(f"\ndemo: {error}", markup=False)
         console.print(f"Logs are in {workspace / 'logs'}. `{again}` goes on from here.", markup=False)
@@ -91,7 +89,8 @@ def demo(workspace: Path, flags: dict[str, Any]) -> dict[str, Any]:
         flags["queue.url"] = running.enter_context(Embedded(settings.queue.embedded_dir)).url
         settings = load(SETTINGS, flags)
         step("draftfleet produce")
-        made = produce(settings, progress=console.is_terminal)
+        with interrupts.during_bars():
+            made = produce(settings, progress=console.is_terminal)
         console.print(
             f"  {made.prompts:,} prompts ({made.new:,} new): {made.train:,} to train on, {made.heldout:,} held out, of "
             f"which {made.overlap} stand among the others too; {made.duplicates} duplicates, {made.malformed} malformed"
@@ -110,7 +109,12 @@ def demo(workspace: Path, flags: dict[str, Any]) -> dict[str, Any]:
     drafter = Drafter.of(run, name)
     if not drafter.evaluation:
         step("draftfleet evaluate")
-        evaluate(settings, progress=console.is_terminal)
+        if not console.is_terminal:
+            console.print(
+                f"  up to {settings.evaluation.prompts} held-out prompts; its log is {workspace}/logs/demo.log"
+            )
+        with interrupts.during_bars():
+            evaluate(settings, progress=console.is_terminal)
     if not drafter.exports:
         step("draftfleet export")
         export(settings, [])
@@ -131,7 +135,8 @@ def answer_and_train(running: ExitStack, flags: dict[str, Any], run: Run, logs: 
         flags = flags | {"worker.servers": [server.url]}
     stack = running.enter_context(Stack(load(SETTINGS, flags), logs))
     step("draftfleet up", f"Flower {stack.flower_url} login {stack.flower_login}")
-    return follow(stack.settings, run, stack, server, console)
+    with interrupts.during_bars():
+        return follow(stack.settings, run, stack, server, console)
 
 
 def ask_for_training(settings: Settings) -> None:
@@ -152,26 +157,9 @@ def tell_found(settings: Settings, workspace: Path) -> None:
         run = Run.open(open_storage(settings.storage.url), settings.run)
     except RunMissing:
         return
-    done = ", ".join(found(run, Drafter.of(run, settings.trainer.drafter)))
-    console.print(f"This run was begun before and goes on: {done}.")
-
-
-def _interrupted(number: int, frame: FrameType | None) -> None:
-    """End in good order; at the next signal end at once, and the kernel ends the children."""
-    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(one, _interrupted_again)
-    _write("stopping: work in flight is put aside (Ctrl-C again ends it at once)")
-    raise KeyboardInterrupt
-
-
-def _interrupted_again(number: int, frame: FrameType | None) -> None:
-    _write("Ended at once. The next start goes on from what was stored.")
-    os._exit(INTERRUPTED)
-
-
-def _write(text: str) -> None:
-    """For handlers: printing may be what they interrupt."""
-    os.write(sys.stderr.fileno(), f"\n{text}\n".encode())
+    drafter = Drafter.of(run, settings.trainer.drafter)
+    begun = "is finished" if is_finished(run, drafter) else "was begun before and goes on"
+    console.print(f"This run {begun}: {', '.join(found(run, drafter))}.")
 
 
 if __name__ == "__main__":

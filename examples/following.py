@@ -62,7 +62,7 @@ def follow(settings: Settings, run: Run, stack: Stack, server: InferenceServer |
             pace.note(account, reports)
             _show_samples(bars, account, reports, run)
             training.check()
-            bars.show("training", *training.shown())
+            _show_training(bars, training)
             if account.is_complete and training.is_over:
                 return pace
             time.sleep(LOOK_S)
@@ -76,7 +76,7 @@ class Training:
         self._claims = Claims(client, run.run_id, settings.claims, "demo")
         self._run = run
         self._drafter = settings.trainer.drafter
-        self._max_steps = settings.trainer.max_steps
+        self.max_steps = settings.trainer.max_steps
         self._held_at = time.monotonic()
 
     @property
@@ -102,23 +102,10 @@ class Training:
                 f"the training of {self._drafter} ended early; its log ({log}) says:\n{children.last_lines(log)}"
             )
 
-    def shown(self) -> tuple[int, int, str]:
-        """Steps done, steps in all, and words."""
-        progress = self.progress
-        words = [f"loss {progress['loss']:.2f}"] if progress.get("loss") is not None else ["starting"]
-        if accuracy := progress.get("accuracy"):
-            # If each drafted token is right so often where all before it were, this many are kept per target step.
-            words.append(f"acceptance length about {1 + sum(accumulate(accuracy, mul)):.2f}")
-        if progress.get("tokens_per_s"):
-            words.append(f"{progress['tokens_per_s']:,.0f} tokens/s")
-        if progress.get("waiting"):
-            words.append("waits for samples")
-        return int(progress.get("step", 0)), int(progress.get("max_steps", self._max_steps)), ", ".join(words)
-
 
 def _show_server(bars: Bars, server: InferenceServer) -> None:
     if server.is_ready:
-        bars.show("server", 1, 1, f"ready at {server.url}")
+        bars.show("server", 1, 1, f"ready at {server.url if bars.is_wide else server.url.removeprefix('http://')}")
     else:
         bars.show("server", 0, 1, "loads the model")
 
@@ -134,5 +121,28 @@ def _show_samples(bars: Bars, account: Accounting, reports: list[live.WorkerRepo
     )
     ok = min(ok, expected - truncated - failed)
     rate = sum(server.tokens_per_s for report in reports for server in report.servers)
-    words = f"{ok:,} ok, {truncated:,} truncated, {failed:,} failed"
-    bars.show("samples", ok + truncated + failed, expected, f"{words}, {rate:,.0f} tokens/s" if rate else words)
+    outcomes = {"ok": ok, "truncated": truncated, "failed": failed}
+    words = [f"{rows:,} {outcome}" for outcome, rows in outcomes.items() if bars.is_wide or rows or outcome == "ok"]
+    if rate:
+        words.append(f"{rate:,.0f} {'tokens/s' if bars.is_wide else 'tok/s'}")
+    bars.show("samples", ok + truncated + failed, expected, ", ".join(words))
+
+
+def _show_training(bars: Bars, training: Training) -> None:
+    progress = training.progress
+    steps = int(progress.get("max_steps", training.max_steps))
+    words = _training_words(progress, is_wide=bars.is_wide)
+    bars.show("training", int(progress.get("step", 0)), steps, words, waiting=bool(progress.get("waiting")))
+
+
+def _training_words(progress: dict[str, Any], *, is_wide: bool) -> str:
+    words = [f"loss {progress['loss']:.2f}"] if progress.get("loss") is not None else ["starting"]
+    if accuracy := progress.get("accuracy"):
+        # If each drafted token is right so often where all before it were, this many are kept per target step.
+        acceptance = 1 + sum(accumulate(accuracy, mul))
+        words.append(f"acceptance length about {acceptance:.2f}" if is_wide else f"acc {acceptance:.2f}")
+    if progress.get("tokens_per_s"):
+        words.append(f"{progress['tokens_per_s']:,.0f} {'tokens/s' if is_wide else 'tok/s'}")
+    if progress.get("waiting"):
+        words.append("waits for samples" if is_wide else "waits")
+    return ", ".join(words)

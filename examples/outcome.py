@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,11 +63,19 @@ def found(run: Run, drafter: Drafter) -> list[str]:
     return lines
 
 
+def is_finished(run: Run, drafter: Drafter) -> bool:
+    """Whether nothing is left for the demo to do."""
+    made = drafter.is_trained and drafter.evaluation and drafter.exports
+    return bool(made) and Accountant(run).account().is_complete
+
+
 def summary(settings: Settings, account: Accounting, drafter: Drafter, pace: Pace) -> list[str]:
     from trainer.export import serve_command  # noqa: PLC0415  brings torch, for which a start would have to wait
 
     evaluation = _made(drafter)
     k = evaluation["k"]
+    path = Path(settings.target.path)
+    target = str(path.absolute()) if path.exists() else settings.target.path
     per_position = " / ".join(f"{share:.3f}" for share in evaluation["acceptance_per_position"])
     equal = "all" if evaluation["lossless"] else f"{evaluation['lossless_prompts']} of {evaluation['prompts']}"
     rate = f" at {pace.tokens_per_s:,.0f} tokens/s" if pace.tokens_per_s else ""
@@ -81,8 +90,20 @@ def summary(settings: Settings, account: Accounting, drafter: Drafter, pace: Pac
         f"files       {drafter.folder}",
     ]
     for engine, folder in (drafter.exports or {}).items():
-        lines += [f"serve it with {engine}:", f"  {serve_command(engine, folder, settings.target.path, k)}"]
+        command = serve_command(engine, folder.absolute(), target, k)
+        lines += [f"serve it with {engine}:", *broken(command)]
     return lines
+
+
+def broken(command: str) -> list[str]:
+    """A command with each option on a line of its own, so that it can be copied from a narrow terminal."""
+    lines: list[str] = []
+    for word in shlex.split(command):
+        if not lines or word.startswith("--"):
+            lines.append(f"{'    ' if lines else '  '}{shlex.quote(word)}")
+        else:
+            lines[-1] += f" {shlex.quote(word)}"
+    return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
 
 
 def result(account: Accounting, drafter: Drafter) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Demo:
 
     def start(self) -> Demo:
         knobs = [f"--set={name}={value}" for name, value in SMALL.items()]
-        environment = os.environ | {MARK: self.mark, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        environment = os.environ | {MARK: self.mark, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TERM": "xterm"}
         reading, writing = pty.openpty() if self.terminal else os.pipe()
         self.process = subprocess.Popen(
             [sys.executable, str(SCRIPT), f"--workspace={self.workspace}", *knobs],
@@ -133,7 +133,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     killed.end()
     left_by_kill = _what_stays(killed)
 
-    stopped = Demo(workspace).start()
+    stopped = Demo(workspace, terminal=True).start()
     rows = workspace / "data" / "demo"
     stopped.wait(lambda: any(rows.glob("partial/*")) or any(rows.glob("samples/*")), "the first finished row")
     seen = stopped.family()
@@ -188,6 +188,7 @@ def test_the_folders_for_both_engines_are_there_and_their_commands_are_told(stor
         folder = Path(story.result["drafter"]) / "export" / engine
         assert (folder / "model.safetensors").is_file()
         assert str(folder) in told
+    assert f"{SCRIPT.parent / 'tiny-target'} \\" in told
     assert "Flower http://127.0.0.1:" in told
 
 
@@ -196,6 +197,10 @@ def test_ctrl_c_leaves_no_process_and_says_how_to_go_on(story: Story) -> None:
 
     assert code == 130
     assert output == ""
+    before, stopping, after = told.partition("stopping: work in flight is put aside (Ctrl-C again ends it at once)")
+    assert "samples" in before, "the bars were not live"
+    assert stopping
+    assert next(line for line in after.splitlines() if line).startswith("Stopped, nothing runs any more.")
     assert "goes on from here" in told.splitlines()[-1]
     parts = ("valkey", "transformers", "draftfleet work", "draftfleet trainer", "draftfleet flower")
     assert all(any(part in line for line in story.seen_at_interrupt) for part in parts)
@@ -216,6 +221,7 @@ def test_a_finished_run_is_only_told_again(story: Story) -> None:
 
     assert code == 0
     assert json.loads(output.splitlines()[-1]) == story.result
+    assert "This run is finished" in told
     assert "48 of 48 prompts answered, step 8 of 8 trained, drafter evaluated, drafter exported" in told
     assert "transformers serve" not in told
 
