@@ -163,9 +163,10 @@ class Servers:
         deadline = time.monotonic() + budget_s
         while True:
             looked = all(server.failures or server.models for server in self.all.values())
-            self._raise_mismatch()
-            if looked and self.ready:
-                return
+            if looked:  # at all of them, so that the error names what each serves
+                self._raise_mismatch()
+                if self.ready:
+                    return
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise NotReady(self._not_ready(budget_s))

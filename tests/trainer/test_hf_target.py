@@ -300,5 +300,5 @@ def test_a_target_with_recurrent_layers_is_captured_but_not_decoded_with_a_draft
 def test_no_target_and_an_unknown_kind_of_target_say_what_to_set() -> None:
     with pytest.raises(TargetError, match=r"target\.path is not set"):
         targets.load(load(), None, CPU)
-    with pytest.raises(SettingsError, match=r"trainer\.target = hff: unknown; known are hf"):
-        targets.load(load(flags={"trainer.target": "hff"}), None, CPU)
+    with pytest.raises(SettingsError, match=r"trainer\.target = 'hff': Input should be 'hf'"):
+        load(flags={"trainer.target": "hff"})

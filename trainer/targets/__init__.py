@@ -16,7 +16,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from draftfleet.errors import SettingsError
 from draftfleet.settings import Settings
 
 TARGETS = {"hf": "trainer.targets.hf"}
@@ -65,7 +64,4 @@ def default_layers(num_layers: int) -> list[int]:
 
 def load(settings: Settings, layers: list[int] | None, device: torch.device) -> Target:
     """Load the target that `trainer.target` names."""
-    name = settings.trainer.target
-    if name not in TARGETS:
-        raise SettingsError(f"trainer.target = {name}: unknown; known are {', '.join(TARGETS)}.")
-    return import_module(TARGETS[name]).load(settings, layers, device)
+    return import_module(TARGETS[settings.trainer.target]).load(settings, layers, device)
