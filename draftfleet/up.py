@@ -42,6 +42,7 @@ class Stack:
         self.flower_url = ""
         self.flower_login = ""
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._redis: redis.Redis | None = None
         self._exit = ExitStack()
 
     def __enter__(self) -> Self:
@@ -69,7 +70,8 @@ class Stack:
     def reports(self) -> list[live.WorkerReport]:
         """What the workers say of themselves; nothing while Redis is away."""
         try:
-            return live.read(connect(self.settings))
+            self._redis = self._redis or connect(self.settings)
+            return live.read(self._redis)
         except (QueueError, redis.RedisError):
             return []
 

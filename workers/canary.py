@@ -10,12 +10,13 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from draftfleet.errors import BadRequest, Mismatch
 from draftfleet.records import Prompt
 from draftfleet.settings import Sampling
 from draftfleet.tokens import TargetTokenizer
+from workers import text_ids
 from workers.dialects import Completion, Dialect, decode
 from workers.dialects.openai import REASONING_FIELDS, model_entries
 
@@ -123,9 +124,7 @@ class _Canary:
     def prompt_ids(self) -> list[int] | None:
         if self.tokenizer is None:
             return None
-        return self.tokenizer.prompt_ids(
-            self.prompt.messages, self.prompt.tools, self.sampling.thinking, _template_kwargs(self.sampling)
-        )
+        return text_ids.prompt_ids(self.tokenizer, self.prompt, self.sampling)
 
     def check_room(self, prompt_ids: list[int] | None, limit: int | None) -> None:
         if limit is not None and prompt_ids is not None and len(prompt_ids) + self.sampling.max_tokens > limit:
@@ -179,17 +178,7 @@ class _Canary:
             )
         if completion.prompt_tokens != len(prompt_ids):
             raise Mismatch(_other_tokenizer(self.server, self.tokenizer, completion.prompt_tokens, len(prompt_ids)))
-        ids = self.tokenizer.completion_ids(
-            self.prompt.messages,
-            reasoning=completion.reasoning,
-            content=completion.content,
-            tool_calls=completion.tool_calls,
-            finish_reason=completion.finish_reason,
-            completion_tokens=completion.completion_tokens,
-            tools=self.prompt.tools,
-            thinking=self.sampling.thinking,
-            template_kwargs=_template_kwargs(self.sampling),
-        )
+        ids = text_ids.retokenized(self.tokenizer, self.prompt, self.sampling, completion)
         if len(ids) == completion.completion_tokens:
             return []
         return [
@@ -246,10 +235,6 @@ def _context(
             f"at {server}: start it with a longer one (vLLM: --max-model-len), or ask for less in a new run."
         )
     return limit
-
-
-def _template_kwargs(sampling: Sampling) -> dict[str, Any] | None:
-    return cast(dict[str, Any] | None, sampling.extra_body.get("chat_template_kwargs"))
 
 
 def _other_model(server: str, does: str, model: str) -> str:

@@ -14,6 +14,7 @@ from draftfleet.errors import BadRequest, ServerError
 from draftfleet.logs import event
 from draftfleet.records import IdsSource, Sample
 from draftfleet.tokens import TargetTokenizer
+from workers import text_ids
 from workers.batch import Batch, Row
 from workers.client import Client
 from workers.dialects import Completion, decode
@@ -94,7 +95,9 @@ class Generator:
         if self._tokenizer is not None:
             for row in rows:
                 try:
-                    row.prompt_tokens = len(self._prompt_ids(row, self._tokenizer))
+                    row.prompt_tokens = len(
+                        text_ids.prompt_ids(self._tokenizer, row.prompt, row.batch.content.sampling)
+                    )
                 except UNRENDERABLE as error:
                     log.warning(event("prompt not rendered", row=row.prompt.row_key, error=type(error).__name__))
         return rows
@@ -118,31 +121,12 @@ class Generator:
         prompt_ids, ids = completion.prompt_token_ids, completion.token_ids
         if self._tokenizer is None or row.prompt_tokens is None:
             return prompt_ids or [], ids or [], "none" if ids is None else "engine"
+        asked = self._tokenizer, row.prompt, row.batch.content.sampling
         if prompt_ids is None:
-            prompt_ids = await asyncio.to_thread(self._prompt_ids, row, self._tokenizer)
+            prompt_ids = await asyncio.to_thread(text_ids.prompt_ids, *asked)
         if ids is not None:
             return prompt_ids, ids, "engine"
-        return prompt_ids, await asyncio.to_thread(self._retokenize, row, completion, self._tokenizer), "retokenized"
-
-    def _prompt_ids(self, row: Row, tokenizer: TargetTokenizer) -> list[int]:
-        sampling = row.batch.content.sampling
-        return tokenizer.prompt_ids(
-            row.prompt.messages, row.prompt.tools, sampling.thinking, sampling.extra_body.get("chat_template_kwargs")
-        )
-
-    def _retokenize(self, row: Row, completion: Completion, tokenizer: TargetTokenizer) -> list[int]:
-        sampling = row.batch.content.sampling
-        return tokenizer.completion_ids(
-            row.prompt.messages,
-            reasoning=completion.reasoning,
-            content=completion.content,
-            tool_calls=completion.tool_calls,
-            finish_reason=completion.finish_reason,
-            completion_tokens=completion.completion_tokens,
-            tools=row.prompt.tools,
-            thinking=sampling.thinking,
-            template_kwargs=sampling.extra_body.get("chat_template_kwargs"),
-        )
+        return prompt_ids, await asyncio.to_thread(text_ids.retokenized, *asked, completion), "retokenized"
 
 
 def row_seed(seed: int | None, row_key: str) -> int | None:
