@@ -19,7 +19,7 @@ from draftfleet.program import program, wait_for_redis
 from draftfleet.queue import generate_queue, make_app, retry_queue
 from draftfleet.reconcile import Reconciler
 from draftfleet.settings import Settings
-from draftfleet.storage import Storage, check_mounted, open_storage, probe
+from draftfleet.storage import Storage, open_storage, probe
 from workers import dialects
 from workers.intake import end_when_drained, gate
 from workers.loop import Chore
@@ -66,7 +66,6 @@ def _work(node: Node, app: Celery, storage: Storage) -> int:
     with _chores(Chore("report", live.PUBLISH_S, reporter.report, at_once=True)):
         try:
             node.guard.run("probing the storage", lambda: probe(storage))
-            node.guard.look = lambda: check_mounted(storage)
             node.wait_ready()
             if node.draining.is_set():
                 return 0

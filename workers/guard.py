@@ -24,13 +24,9 @@ SAY_AGAIN_S = 60.0
 
 
 class Guard:
-    """Every access to the storage goes through `run`. While one of them fails, the node is paused.
-
-    `look` comes before each of them, once it is set, and raises what keeps the storage from being used.
-    """
+    """Every access to the storage goes through `run`. While one of them fails, the node is paused."""
 
     def __init__(self, on_change: Callable[[], object]) -> None:
-        self.look: Callable[[], object] = lambda: None
         self._on_change = on_change
         self._stopping = threading.Event()
         self._lock = threading.Lock()
@@ -58,7 +54,6 @@ class Guard:
         try:
             while True:
                 try:
-                    self.look()
                     return action()
                 except FileNotFoundError:
                     raise

@@ -113,14 +113,14 @@ def test_the_first_fault_is_told_though_cleaning_up_fails_as_well(
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(os, "fsync", fail)
-    monkeypatch.setattr(Path, "unlink", fail)
+    monkeypatch.setattr(os, "unlink", fail)
 
     with pytest.raises(StorageUnwritable, match="Make room or make it writable"):
         probe(FileStorage(tmp_path))
 
 
 def test_a_file_system_without_hard_links_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(os, "link", fail)
@@ -140,6 +140,52 @@ def test_a_file_where_the_folder_should_be_is_named_and_not_waited_for(tmp_path:
     for read in (lambda: storage.read("run/run.json"), lambda: list(storage.folders())):
         with pytest.raises(StorageUnreadable, match=r"Correct storage\.url"):
             read()
+
+
+@pytest.mark.parametrize("away", [False, True], ids=["an empty folder in its place", "nothing in its place"])
+def test_a_folder_that_is_not_the_probed_one_is_neither_written_nor_believed(tmp_path: Path, away: bool) -> None:
+    storage = FileStorage(tmp_path / "mounted")
+    probe(storage)
+    storage.put("run/file", b"data")
+
+    storage.root.rename(tmp_path / "elsewhere")
+    if not away:
+        storage.root.mkdir()
+
+    for ask in (
+        lambda: storage.put_if_absent("run/new", b""),
+        lambda: storage.put("run/new", b""),
+        lambda: storage.rename("run/file", "run/new"),
+        lambda: storage.read("run/file"),
+        lambda: storage.exists("run/file"),
+        lambda: list(storage.list("run")),
+    ):
+        with pytest.raises(StorageUnreadable, match=r"no folder \.probe.*mount the file system again"):
+            ask()
+    assert not list(storage.root.rglob("*"))
+
+    if not away:
+        storage.root.rmdir()
+    (tmp_path / "elsewhere").rename(storage.root)
+    assert storage.read("run/file") == b"data"
+
+
+def test_a_write_ends_in_the_folder_that_it_began_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = FileStorage(tmp_path / "mounted")
+    probe(storage)
+    sync = os.fsync
+
+    def move_the_folder(file: int) -> None:
+        if not (tmp_path / "elsewhere").exists():
+            storage.root.rename(tmp_path / "elsewhere")
+            (storage.root / "run").mkdir(parents=True)
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", move_the_folder)
+
+    assert storage.put_if_absent("run/file", b"data")
+    assert (tmp_path / "elsewhere/run/file").read_bytes() == b"data"
+    assert list(storage.root.rglob("*")) == [storage.root / "run"]
 
 
 def test_an_unknown_scheme_is_named_with_what_is_allowed() -> None:

@@ -1,0 +1,93 @@
+"""The shared storage: put only if absent, read, list. A reader never sees half a file.
+
+What the fleet needs of a storage is small and strict: of two processes that put the same path at the same time, one
+wins and the other is told so. `probe` proves it before anything is entrusted to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from draftfleet.errors import StorageError, StorageUnsafe
+from draftfleet.storage.file import PROBED, FileStorage
+
+__all__ = ["FileStorage", "Storage", "open_storage", "probe"]
+
+
+class Storage(Protocol):
+    """Paths are relative, with `/`; their folders need not exist.
+
+    Writes raise StorageUnwritable when it is full or read-only, reads StorageUnreadable when it does not answer.
+    """
+
+    url: str
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        """Put the file unless it is there. True if this call put it. Durable on return."""
+        ...
+
+    def put(self, path: str, data: bytes) -> None:
+        """Put or replace the file in one step. Only for control files that one process owns."""
+        ...
+
+    def read(self, path: str) -> bytes:
+        """Raises FileNotFoundError."""
+        ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def list(self, folder: str) -> Iterator[str]:
+        """Names of the files in a folder, in no order; nothing if the folder is not there."""
+        ...
+
+    def folders(self) -> Iterator[str]:
+        """Names of the folders at the top, in no order."""
+        ...
+
+    def delete(self, path: str) -> None:
+        """Delete the file if it is there."""
+        ...
+
+    def rename(self, path: str, new_path: str) -> None:
+        """Move a file aside. Raises FileNotFoundError."""
+        ...
+
+    def expect_mark(self) -> None:
+        """It was probed. From now on, a folder without the mark of a probe is another: StorageUnreadable."""
+        ...
+
+    def local(self, path: str) -> Path:
+        """The same path for code that needs a real folder. Raises StorageError where the storage has none."""
+        ...
+
+
+def open_storage(url: str) -> Storage:
+    """The storage behind `file://FOLDER` or a plain path. Raises StorageError on another scheme."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("", "file"):
+        raise StorageError(f"storage.url = {url}: {parts.scheme}:// is not known; use file://FOLDER or a plain path.")
+    return FileStorage(url.removeprefix("file://"))
+
+
+def probe(storage: Storage) -> None:
+    """Prove that it can be written, and that of two puts of one path the second is refused. Leaves its mark there.
+
+    Raises StorageUnwritable, or StorageUnsafe where both puts succeed.
+    """
+    path = f"{PROBED}/{uuid.uuid4().hex}"
+    try:
+        first, second = storage.put_if_absent(path, b"first"), storage.put_if_absent(path, b"second")
+        if (first, second) != (True, False) or storage.read(path) != b"first":
+            raise StorageUnsafe(
+                f"{storage.url} let two writers put the same file: two workers could overwrite each other's samples. "
+                "Use a POSIX file system with hard links."
+            )
+    finally:
+        with contextlib.suppress(StorageError):  # the first error says it
+            storage.delete(path)
+    storage.expect_mark()
