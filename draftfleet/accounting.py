@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from draftfleet.errors import CorruptFile
+from draftfleet.names import parent_of
 from draftfleet.outcomes import Counts, best
 from draftfleet.records import Sample
-from draftfleet.runs import Run, parent_of
+from draftfleet.runs import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from draftfleet.records import NAME, NAME_RULE
+from draftfleet.names import NAME, NAME_RULE
 
 
 def unknown(path: str, source: str, fields: Mapping[str, FieldInfo]) -> str:

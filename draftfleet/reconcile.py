@@ -18,9 +18,10 @@ from draftfleet import settings
 from draftfleet.claims import Claims, Lapsed, published_key
 from draftfleet.errors import CorruptFile, RunMissing, StorageError
 from draftfleet.logs import event
+from draftfleet.names import parts_of
 from draftfleet.queue import publish, publish_training, queued
 from draftfleet.records import Prompt, Sample
-from draftfleet.runs import Run, parts_of
+from draftfleet.runs import Run
 from draftfleet.storage import Storage
 
 log = logging.getLogger(__name__)

@@ -17,21 +17,13 @@ import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from draftfleet.errors import QueueError
+from draftfleet.names import BATCH, NAME, Split
 
 SCHEMA_VERSION = 1
 """Raised when a reader of the old form could misread the new one. Stands in messages, prompt shards and samples."""
 
-Split = Literal["train", "heldout"]
 Outcome = Literal["ok", "truncated", "failed"]
 IdsSource = Literal["engine", "retokenized", "none"]
-
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
-"""Names of runs, batches and drafters: they become file names, so they can hold no path."""
-NAME_RULE = "letters, digits, . _ -, at most 100, beginning with a letter or digit"
-"""The same for a person."""
-
-BATCH = r"^(train|heldout)-[0-9]{6,12}(\.[0-9]{4,9})?$"
-"""Names of batches, and of the rows of one that was split (draftfleet.runs)."""
 
 Conversation = list[dict[str, Any]]
 """Messages in the OpenAI form: `role`, `content`, and where present `tool_calls`, `tool_call_id`, `name`."""

@@ -32,8 +32,9 @@ import pyarrow.parquet as pq
 
 import draftfleet
 from draftfleet.errors import CorruptFile, RunConflict, RunMissing
+from draftfleet.names import parent_of, parts_of
 from draftfleet.outcomes import Counts
-from draftfleet.records import SAMPLE_SCHEMA, SCHEMA_VERSION, Prompt, Sample, Split
+from draftfleet.records import SAMPLE_SCHEMA, SCHEMA_VERSION, Prompt, Sample
 from draftfleet.storage import Storage
 
 T = TypeVar("T")
@@ -288,25 +289,6 @@ class Run:
 
     def _samples(self, batch: str) -> str:
         return f"{self.name}/samples/{batch}.parquet"
-
-
-def batch_id(split: Split, number: int) -> str:
-    return f"{split}-{number:06d}"
-
-
-def parts_of(batch: str, num_rows: int | None) -> list[str]:
-    """The batches that stand for `batch`: itself, or one per row once it was split into `num_rows`."""
-    return [batch] if num_rows is None else [f"{batch}.{row:04d}" for row in range(num_rows)]
-
-
-def parent_of(batch: str) -> tuple[str, int | None]:
-    """`train-000007.0003` is row 3 of `train-000007`; a whole batch has no row."""
-    parent, dot, row = batch.partition(".")
-    return parent, int(row) if dot else None
-
-
-def split_of(batch: str) -> Split:
-    return cast(Split, batch.partition("-")[0])
 
 
 def _prompts_in(raw: bytes) -> list[Prompt]:

@@ -14,8 +14,9 @@ from types import TracebackType
 from typing import Self
 
 from draftfleet.errors import RunBusy
-from draftfleet.records import Prompt, Split
-from draftfleet.runs import Run, batch_id, split_of
+from draftfleet.names import Split, batch_id, split_of
+from draftfleet.records import Prompt
+from draftfleet.runs import Run
 
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 WAITING_BATCHES = 32

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Self
 
-from draftfleet.records import Prompt, Split
+from draftfleet.names import Split
+from draftfleet.records import Prompt
 from draftfleet.runs import Run
 from producer.prompts import overlap_key
 

@@ -15,7 +15,8 @@ from typing import Any, Self, cast
 
 from draftfleet import settings
 from draftfleet.errors import DataError
-from draftfleet.records import Conversation, Prompt, Split, prompt_id
+from draftfleet.names import Split
+from draftfleet.records import Conversation, Prompt, prompt_id
 
 Row = Mapping[str, object]
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from draftfleet.embedded import Embedded
-from draftfleet.records import Prompt, Sample, Split, prompt_id
-from draftfleet.runs import Run, batch_id
+from draftfleet.names import Split, batch_id
+from draftfleet.records import Prompt, Sample, prompt_id
+from draftfleet.runs import Run
 from draftfleet.settings import Settings, load
 from draftfleet.storage import FileStorage
 

@@ -24,9 +24,10 @@ from torch import Tensor
 
 from draftfleet.errors import CorruptFile, TrainingError
 from draftfleet.logs import event
+from draftfleet.names import parent_of, split_of
 from draftfleet.outcomes import best
 from draftfleet.records import Sample
-from draftfleet.runs import Run, parent_of, split_of
+from draftfleet.runs import Run
 from draftfleet.settings import Trainer
 from trainer.targets import Row
 from trainer.team import Team

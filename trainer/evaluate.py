@@ -35,8 +35,9 @@ from rich.text import Text
 from draftfleet import tokens
 from draftfleet.errors import DrafterError, TargetError, TrainingError
 from draftfleet.logs import event
+from draftfleet.names import split_of
 from draftfleet.records import Prompt
-from draftfleet.runs import Run, split_of
+from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.storage import open_storage
 from trainer import algorithms, checkpoint, drafter

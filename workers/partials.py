@@ -6,9 +6,10 @@ import threading
 from collections.abc import Collection
 from dataclasses import replace
 
+from draftfleet.names import parent_of, parts_of
 from draftfleet.outcomes import best
 from draftfleet.records import Sample
-from draftfleet.runs import Run, parent_of, parts_of
+from draftfleet.runs import Run
 
 
 class Partials:

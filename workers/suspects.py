@@ -10,7 +10,7 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from draftfleet.runs import parent_of
+from draftfleet.names import parent_of
 
 LOOK_S = 0.2
 

@@ -16,9 +16,10 @@ from celery import Celery, Task
 from draftfleet.claims import Held, Taken, new_token
 from draftfleet.errors import CorruptFile, QueueError
 from draftfleet.logs import event
+from draftfleet.names import parent_of
 from draftfleet.queue import GENERATE, publish
 from draftfleet.records import BatchMessage
-from draftfleet.runs import Run, parent_of
+from draftfleet.runs import Run
 from workers.batch import Batch
 from workers.guard import PAUSING
 from workers.node import Node, OpenRun

@@ -11,10 +11,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from draftfleet import children
+from draftfleet.names import batch_id
 from draftfleet.queue import connect, make_app, publish
 from draftfleet.reconcile import model_of
 from draftfleet.records import Prompt
-from draftfleet.runs import Run, batch_id
+from draftfleet.runs import Run
 from draftfleet.settings import Settings, environment
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from draftfleet.accounting import Accountant, repair
+from draftfleet.names import batch_id, parts_of
 from draftfleet.records import Prompt, Sample
-from draftfleet.runs import Run, batch_id, parts_of
+from draftfleet.runs import Run
 from draftfleet.storage import FileStorage
 
 Prompts = Callable[..., list[Prompt]]

@@ -11,8 +11,9 @@ import redis
 
 from draftfleet.embedded import Embedded
 from draftfleet.errors import QueueError, SettingsError
+from draftfleet.names import batch_id
 from draftfleet.queue import connect, generate_queue, make_app, publish, publish_training, queued, retry_queue
-from draftfleet.runs import Run, batch_id
+from draftfleet.runs import Run
 from draftfleet.settings import Settings, load
 
 MODEL = "tiny"

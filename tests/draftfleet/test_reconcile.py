@@ -13,10 +13,11 @@ from celery import Celery
 from draftfleet.accounting import Accountant
 from draftfleet.claims import Claims
 from draftfleet.errors import QueueError
+from draftfleet.names import batch_id, parts_of
 from draftfleet.queue import TRAIN_QUEUE, connect, generate_queue, make_app, publish, retry_queue
 from draftfleet.reconcile import TRAIN_CLAIM, Reconciler
 from draftfleet.records import Prompt, Sample
-from draftfleet.runs import Run, batch_id, parts_of
+from draftfleet.runs import Run
 from draftfleet.settings import Settings, load
 from draftfleet.storage import FileStorage
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from draftfleet.errors import QueueError
+from draftfleet.names import batch_id, parts_of
 from draftfleet.records import SAMPLE_SCHEMA, SCHEMA_VERSION, BatchMessage, Prompt, Sample, TrainMessage, prompt_id
-from draftfleet.runs import batch_id, parts_of
 
 MakeSample = Callable[..., Sample]
 MakePrompts = Callable[..., list[Prompt]]

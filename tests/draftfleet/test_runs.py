@@ -8,9 +8,10 @@ import pytest
 from datasets import load_dataset
 
 from draftfleet.errors import CorruptFile, RunConflict, RunMissing
+from draftfleet.names import batch_id, parent_of, parts_of
 from draftfleet.outcomes import best
 from draftfleet.records import SAMPLE_SCHEMA, Prompt, Sample
-from draftfleet.runs import Run, batch_id, parent_of, parts_of
+from draftfleet.runs import Run
 from draftfleet.storage import FileStorage
 
 Prompts = Callable[..., list[Prompt]]

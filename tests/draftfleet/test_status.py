@@ -10,10 +10,11 @@ import pytest
 import redis
 
 from draftfleet.embedded import Embedded
+from draftfleet.names import batch_id
 from draftfleet.queue import connect, make_app, publish, retry_queue
 from draftfleet.reconcile import Reconciler
 from draftfleet.records import Prompt, Sample
-from draftfleet.runs import Run, batch_id
+from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.status import drafters, show
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 import pytest
 
 from draftfleet.errors import RunBusy
+from draftfleet.names import batch_id
 from draftfleet.records import Prompt
-from draftfleet.runs import Run, batch_id
+from draftfleet.runs import Run
 from producer.batches import WAITING_BATCHES, Batch, Batches, Writer, next_numbers
 
 Prompts = Callable[..., list[Prompt]]

@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from draftfleet.names import split_of
 from draftfleet.records import Prompt, Sample
-from draftfleet.runs import Run, split_of
+from draftfleet.runs import Run
 from draftfleet.settings import Trainer
 from draftfleet.storage import FileStorage
 from trainer.algorithms import Loss

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from draftfleet.errors import TrainingError
+from draftfleet.names import parts_of
 from draftfleet.records import Sample
-from draftfleet.runs import Run, parts_of
+from draftfleet.runs import Run
 from draftfleet.settings import Trainer
 from trainer.data import START, Feed, Journal, Kept, Position, Step, plan, training_row
 from trainer.team import Team

@@ -1,0 +1,78 @@
+"""`draftfleet VERB`: read the flags, load the settings, import the role and hand over.
+
+What a verb has to tell goes to standard error; its result is one JSON line on standard output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import draftfleet
+from draftfleet import logs
+from draftfleet.cli import generation, looking, training
+from draftfleet.cli.role import ROLES
+from draftfleet.errors import DraftfleetError
+
+__all__ = ["ROLES", "app", "main"]
+
+VERBS: dict[str, Callable[..., None]] = {
+    "produce": generation.produce,
+    "work": generation.work,
+    "train": training.train,
+    "trainer": training.trainer,
+    "evaluate": training.evaluate,
+    "export": training.export,
+    "status": looking.status,
+    "up": generation.up,
+    "flower": looking.flower,
+    "settings": looking.list_settings,
+}
+"""In the order of the help."""
+
+
+class Verbs(TyperGroup):
+    """Turns what the user can mend into one line and an exit code, without a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except DraftfleetError as error:
+            if ctx.params["debug"]:
+                raise
+            typer.echo(f"draftfleet: {error}", err=True)
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+
+
+app = typer.Typer(
+    cls=Verbs,
+    help="Make a drafter for your own large model: ask it your prompts, store its answers, train on them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+@app.callback(invoke_without_command=True)
+def common(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Log more, and show the traceback of an error.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"draftfleet {draftfleet.__version__}")
+        raise typer.Exit
+    logs.setup("DEBUG" if debug else "INFO")
+
+
+for name, verb in VERBS.items():
+    app.command(name)(verb)
+
+
+def main() -> None:
+    app(prog_name="draftfleet")

@@ -1,0 +1,92 @@
+"""The verbs that get samples: prompts into the queue, answers out of the servers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from draftfleet import results
+from draftfleet.cli.role import role, shows_bars
+from draftfleet.flags import (
+    Bool,
+    Concurrency,
+    Config,
+    Float,
+    Int,
+    Model,
+    Progress,
+    Run,
+    Servers,
+    Set,
+    Storage,
+    Target,
+    Text,
+    read,
+)
+
+
+def produce(
+    ctx: typer.Context,
+    data: Annotated[
+        Text, typer.Argument(metavar="DATA", help=".jsonl, .jsonl.gz, .parquet, or a `datasets` name.")
+    ] = None,
+    *,
+    model: Model = None,
+    target: Target = None,
+    column: Annotated[
+        Text, typer.Option(metavar="NAME", help="With the conversations. Unset: found by itself.")
+    ] = None,
+    split_column: Annotated[Text, typer.Option(metavar="NAME", help="That says train or heldout.")] = None,
+    heldout: Annotated[Float, typer.Option(metavar="SHARE", help="Held out by hash.")] = None,
+    batch_size: Annotated[Int, typer.Option(metavar="N", help="Prompts per batch.")] = None,
+    limit: Annotated[Int, typer.Option(metavar="N", help="Read at most N lines.")] = None,
+    strict: Annotated[Bool, typer.Option("--strict", help="Stop at the first malformed line.")] = None,
+    max_tokens: Annotated[Int, typer.Option(metavar="N", help="Longest completion, reasoning included.")] = None,
+    temperature: Annotated[Float, typer.Option(metavar="X", help="Unset: the server's default.")] = None,
+    thinking: Annotated[Bool, typer.Option(help="Reasoning on or off. Unset: the template decides.")] = None,
+    progress: Progress = None,
+    config: Config = None,
+    run: Run = None,
+    storage: Storage = None,
+    assign: Set = None,
+) -> None:
+    """Put the prompts of a data set into the queue."""
+    settings = read(ctx)
+    results.show(settings.run, "produced", role("produce")(settings, progress=shows_bars(progress)))
+
+
+def work(
+    ctx: typer.Context,
+    *,
+    servers: Servers = None,
+    concurrency: Concurrency = None,
+    model: Model = None,
+    target: Target = None,
+    dialect: Annotated[Text, typer.Option(metavar="NAME", help="Unset: found by itself.")] = None,
+    config: Config = None,
+    run: Run = None,
+    storage: Storage = None,
+    assign: Set = None,
+) -> None:
+    """Ask this node's servers what is queued."""
+    raise typer.Exit(role("work")(read(ctx), reload=lambda: read(ctx)))
+
+
+def up(
+    ctx: typer.Context,
+    *,
+    servers: Servers = None,
+    concurrency: Concurrency = None,
+    model: Model = None,
+    target: Target = None,
+    config: Config = None,
+    run: Run = None,
+    storage: Storage = None,
+    assign: Set = None,
+) -> None:
+    """Start Redis, a worker, a trainer and Flower.
+
+    All on this machine, for inference servers that already run.
+    """
+    raise typer.Exit(role("up")(read(ctx)))

@@ -1,0 +1,71 @@
+"""The verbs that show what is there."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from draftfleet.cli.role import role
+from draftfleet.flags import (
+    Config,
+    Int,
+    Run,
+    Set,
+    Storage,
+    Text,
+    read,
+)
+
+
+def status(
+    ctx: typer.Context,
+    *,
+    watch: Annotated[bool, typer.Option("--watch", help="Stay, and draw it again as it changes.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Publish again what is missing; move corrupt shards aside.")
+    ] = False,
+    config: Config = None,
+    run: Run = None,
+    storage: Storage = None,
+    assign: Set = None,
+) -> None:
+    """Show how far a run is."""
+    raise typer.Exit(role("status")(read(ctx), watch=watch, as_json=as_json, repair=repair))
+
+
+def flower(
+    ctx: typer.Context,
+    *,
+    address: Annotated[Text, typer.Option(metavar="HOST", help="Where it listens.")] = None,
+    port: Annotated[Int, typer.Option(metavar="N", help="0: any free port.")] = None,
+    config: Config = None,
+    run: Run = None,
+    storage: Storage = None,
+    assign: Set = None,
+) -> None:
+    """Serve the web page on workers and tasks."""
+    raise typer.Exit(role("flower")(read(ctx)))
+
+
+def list_settings(
+    ctx: typer.Context,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="The reference page, without your values.")] = False,
+    config: Config = None,
+    run: Run = None,
+    storage: Storage = None,
+    assign: Set = None,
+) -> None:
+    """List every knob with its value.
+
+    The output is a settings file: meaning and default stand in comments, secrets are left out.
+    """
+    from draftfleet import reference  # noqa: PLC0415  brings pydantic and pyarrow, which the help can do without
+
+    if markdown:
+        typer.echo(reference.as_markdown(), nl=False)
+    else:
+        typer.echo((reference.as_json if as_json else reference.as_toml)(read(ctx)))

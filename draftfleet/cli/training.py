@@ -1,0 +1,94 @@
+"""The verbs that make a drafter of the samples."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from draftfleet import results
+from draftfleet.cli.role import role, shows_bars
+from draftfleet.flags import (
+    Config,
+    Drafter,
+    Float,
+    Int,
+    Progress,
+    Run,
+    Set,
+    Storage,
+    Target,
+    Text,
+    read,
+)
+
+
+def train(
+    ctx: typer.Context,
+    *,
+    drafter: Drafter = None,
+    target: Target = None,
+    max_steps: Annotated[Int, typer.Option(metavar="N", help="Optimizer steps.")] = None,
+    lr: Annotated[Float, typer.Option(metavar="X", help="Peak learning rate.")] = None,
+    config: Config = None,
+    run: Run = None,
+    storage: Storage = None,
+    assign: Set = None,
+) -> None:
+    """Queue the training of a drafter.
+
+    It may start before its samples are there: it follows them as they come.
+    """
+    settings = read(ctx)
+    said = role("train")(settings)
+    results.show(settings.run, said, {"drafter": settings.trainer.drafter})
+
+
+def trainer(
+    ctx: typer.Context,
+    *,
+    target: Target = None,
+    device: Annotated[Text, typer.Option(metavar="NAME", help="auto, cpu or cuda.")] = None,
+    config: Config = None,
+    run: Run = None,
+    storage: Storage = None,
+    assign: Set = None,
+) -> None:
+    """Train on this node what is queued."""
+    raise typer.Exit(role("trainer")(read(ctx)))
+
+
+def evaluate(
+    ctx: typer.Context,
+    *,
+    drafter: Drafter = None,
+    target: Target = None,
+    k: Annotated[Int, typer.Option(metavar="N", help="Tokens drafted per step.")] = None,
+    prompts: Annotated[Int, typer.Option(metavar="N", help="Held-out prompts.")] = None,
+    progress: Progress = None,
+    config: Config = None,
+    run: Run = None,
+    storage: Storage = None,
+    assign: Set = None,
+) -> None:
+    """Measure a drafter on held-out prompts."""
+    settings = read(ctx)
+    results.show(settings.run, "evaluated", role("evaluate")(settings, progress=shows_bars(progress)))
+
+
+def export(
+    ctx: typer.Context,
+    *,
+    drafter: Drafter = None,
+    target: Target = None,
+    formats: Annotated[
+        list[str] | None, typer.Option("--format", metavar="NAME", help="vllm or sglang. Repeatable. Unset: all.")
+    ] = None,
+    config: Config = None,
+    run: Run = None,
+    storage: Storage = None,
+    assign: Set = None,
+) -> None:
+    """Write the folders that engines serve."""
+    settings = read(ctx)
+    results.show(settings.run, "exported", role("export")(settings, formats or []))

@@ -1,0 +1,34 @@
+"""Names: of runs, of batches, and of the single rows of a batch that was split."""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+Split = Literal["train", "heldout"]
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+"""Names of runs, batches and drafters: they become file names, so they can hold no path."""
+NAME_RULE = "letters, digits, . _ -, at most 100, beginning with a letter or digit"
+"""The same for a person."""
+
+BATCH = r"^(train|heldout)-[0-9]{6,12}(\.[0-9]{4,9})?$"
+"""Names of batches, and of the rows of one that was split (`parts_of`)."""
+
+
+def batch_id(split: Split, number: int) -> str:
+    return f"{split}-{number:06d}"
+
+
+def parts_of(batch: str, num_rows: int | None) -> list[str]:
+    """The batches that stand for `batch`: itself, or one per row once it was split into `num_rows`."""
+    return [batch] if num_rows is None else [f"{batch}.{row:04d}" for row in range(num_rows)]
+
+
+def parent_of(batch: str) -> tuple[str, int | None]:
+    """`train-000007.0003` is row 3 of `train-000007`; a whole batch has no row."""
+    parent, dot, row = batch.partition(".")
+    return parent, int(row) if dot else None
+
+
+def split_of(batch: str) -> Split:
+    return cast(Split, batch.partition("-")[0])
