@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench referee docs static venv
+.PHONY: help demo test check bench soak referee docs static venv
 
 VENV ?= .venv
 RUN := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(VENV)/bin/python
@@ -31,6 +31,9 @@ static: venv
 	@$(RUN) -m ruff format --check .
 	@$(RUN) -m ruff check .
 	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(RUN) -m pyright
+
+soak: venv  ## 100,000 rows while workers, servers and Redis are killed
+	@$(RUN) benchmarks/soak.py
 
 bench: venv  ## measure every figure of benchmarks/
 	@for script in benchmarks/*.py; do echo "== $$script"; $(RUN) "$$script"; done
