@@ -19,6 +19,7 @@ import random
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -40,7 +41,7 @@ from draftfleet.testing import FakeProcess
 from draftfleet.testing.workers import WorkerProcess, changed, enqueue
 
 MODEL = "fake"
-BATCH_SIZE, CONCURRENCY, TOKENS, LATENCY_S = 64, 32, 24, 0.05
+BATCH_SIZE, CONCURRENCY, TOKENS, LATENCY_S = 64, 32, 24, 0.25
 CLAIMS = {
     "claims.ttl_s": 10,
     "claims.renew_s": 2.5,
@@ -122,6 +123,7 @@ class Soak:
         self._plan = kinds
         self._done: Counter[str] = Counter()
         self._memory: list[tuple[float, int]] = []
+        self._ended = threading.Event()
 
     def run(self) -> dict[str, object]:
         names = enqueue(self._settings, self._run, self._prompts, batch_size=BATCH_SIZE)
@@ -129,6 +131,7 @@ class Soak:
         for node in self._nodes:
             node.start_server()
             node.start_worker()
+        threading.Thread(target=self._watch_memory, args=[len(names)], daemon=True).start()
         try:
             for number, (kind, harm) in enumerate(self._plan):
                 self._wait_for_share((number + 1) / (len(self._plan) + 1), len(names))
@@ -140,6 +143,7 @@ class Soak:
             for node in self._nodes:
                 node.note()
         finally:
+            self._ended.set()
             for node in self._nodes:
                 node.worker.__exit__(None, None, None)
                 node.server.kill()
@@ -153,11 +157,13 @@ class Soak:
                 last, since = done, time.monotonic()
             if time.monotonic() - since > STALL_LIMIT_S:
                 raise SystemExit(f"no batch was done for {STALL_LIMIT_S} s: the logs are in {self._nodes[0].folder}")
-            self._memory.append((done / num_batches, self._steady_rss()))
-            time.sleep(0.5)
+            time.sleep(0.2)
 
-    def _steady_rss(self) -> int:
-        return int(psutil.Process(self._nodes[0].worker.pid).memory_info().rss)
+    def _watch_memory(self, num_batches: int) -> None:
+        """Of the worker that is never killed, in a thread of its own."""
+        process = psutil.Process(self._nodes[0].worker.pid)
+        while not self._ended.wait(1):
+            self._memory.append((len(self._run.done()) / num_batches, int(process.memory_info().rss)))
 
     def _kill_worker(self) -> None:
         node = self._random.choice(self._nodes[1:])
