@@ -36,7 +36,7 @@ soak: venv  ## 100,000 rows while workers, servers and Redis are killed
 	@$(RUN) benchmarks/soak.py
 
 bench: venv  ## measure every figure of benchmarks/
-	@for script in benchmarks/*.py; do echo "== $$script"; $(RUN) "$$script"; done
+	@for script in $(filter-out benchmarks/soak.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(RUN) "$$script"; done
 
 referee: venv .venv-referee/installed  ## the worker and the drafter against real vLLM on this CPU (2.5 GB more)
 	@$(RUN) -m pytest -m referee tests/referee
