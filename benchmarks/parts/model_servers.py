@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
 from draftfleet.records import Prompt, prompt_id
 from draftfleet.testing import FakeProcess
@@ -24,6 +25,15 @@ ALONE_S = 1 / TOKENS_PER_S / (1 + (SLOTS - 1) / HALF_SPEED_AT)
 LENGTHS = {"tokens": 1818, "spread": 0.9, "most_tokens": 8192}
 DOWN = (0.4, 0.6)
 """Where one server goes and comes back: the shares of the expected time between which it is down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Answers written, their tokens, and the tokens made for these and for all other requests."""
+
+    answered: int
+    tokens_answered: int
+    tokens_made: int
 
 
 class Servers:
@@ -66,10 +76,15 @@ class Servers:
         """Mean lateness of answers at the latest server, in modelled seconds."""
         return max(server.stats()["reply_lag_s"]["mean"] for server in self._all) * self._time_scale
 
-    def counters(self) -> dict[str, float]:
-        """Requests and generated tokens, over all servers."""
+    def counters(self) -> Counters:
+        """Over all servers."""
         stats = [server.stats() for server in self._all]
-        return {name: sum(one[name] for one in stats) for name in ("requests", "tokens")}
+        answered = sum(one["statuses"].get("200", 0) for one in stats)
+        return Counters(
+            answered=answered,
+            tokens_answered=sum(one["tokens"] for one in stats),
+            tokens_made=sum(int(one["generated_tokens"]) for one in stats),
+        )
 
     def _go_down(self) -> None:
         begin, end = (share * self._expected_s for share in DOWN)
