@@ -34,6 +34,16 @@ from draftfleet.storage import FileStorage
 from draftfleet.testing.workers import WorkerProcess, enqueue
 
 KILLED_AT = (0.3, 0.6)
+SCALED = (
+    "worker.checkpoint_interval_s",
+    "claims.ttl_s",
+    "claims.renew_s",
+    "claims.sweep_s",
+    "claims.reconcile_s",
+    "claims.grace_s",
+)
+"""Knobs of the worker that are times of the modelled world."""
+
 Kept = list[tuple[str, int]]
 """Row key and tokens of each sample."""
 
@@ -69,19 +79,13 @@ class Killer:
 def _fleet(folder: Path, urls: list[str], asked: list[Prompt], killer: Killer, time_scale: float) -> Kept:
     with Embedded(folder / "redis") as redis_server:
         storage = FileStorage(folder / "storage")
-        default = load(flags={"storage.url": storage.url})
         flags = {
             "queue.url": redis_server.url,
             "storage.url": storage.url,
             "target.model": MODEL,
             "worker.servers": urls,
             "worker.concurrency": SLOTS,
-            "worker.checkpoint_interval_s": default.worker.checkpoint_interval_s / time_scale,
-            **{
-                f"claims.{name}": getattr(default.claims, name) / time_scale for name in ("ttl_s", "renew_s", "sweep_s")
-            },
-            "claims.reconcile_s": default.claims.reconcile_s / time_scale,
-            "claims.grace_s": default.claims.grace_s / time_scale,
+            **{name: _knob(name) / time_scale for name in SCALED},
         }
         settings = load(flags=flags)
         run = Run.create(storage, "bench", {"target.model": MODEL, "sampling.max_tokens": 8192}, {})
@@ -122,7 +126,6 @@ def measure(client: str, num_rows: int, time_scale: float) -> Figure:
         seconds = time.monotonic() - started
         made = servers.counters().tokens_made
     times, tokens = Counter(key for key, _ in kept), sum(dict(kept).values())
-    interval_s = load().worker.checkpoint_interval_s
     return Figure(
         client=client,
         rows=num_rows,
@@ -131,9 +134,15 @@ def measure(client: str, num_rows: int, time_scale: float) -> Figure:
         tokens_kept=tokens,
         tokens_wasted=made - tokens,
         in_flight_at_kills=killer.in_flight,
-        bound=killer.in_flight + int(len(KILLED_AT) * interval_s * NUM_SERVERS * SLOTS * TOKENS_PER_S),
+        bound=killer.in_flight
+        + int(len(KILLED_AT) * _knob("worker.checkpoint_interval_s") * NUM_SERVERS * SLOTS * TOKENS_PER_S),
         seconds=seconds,
     )
+
+
+def _knob(path: str) -> float:
+    section, _, name = path.partition(".")
+    return float(getattr(getattr(load(), section), name))
 
 
 def _until(condition: Callable[[], bool]) -> None:
@@ -152,15 +161,11 @@ def main() -> None:
     figures = [asdict(measure(client, knobs.rows, knobs.time_scale)) for client in ("draftfleet", "refill")]
     print("| " + " | ".join(figures[0]) + " |\n" + "|---" * len(figures[0]) + "|")
     for figure in figures:
-        print(
-            "| "
-            + " | ".join(f"{value:,.0f}" if isinstance(value, float) else str(value) for value in figure.values())
-            + " |"
-        )
+        cells = (f"{value:,.0f}" if isinstance(value, float) else str(value) for value in figure.values())
+        print("| " + " | ".join(cells) + " |")
     print("\n" + json.dumps(figures))
-    sys.exit(
-        any(figure["lost"] or figure["doubled"] or figure["tokens_wasted"] > figure["bound"] for figure in figures)
-    )
+    wrong = [one for one in figures if one["lost"] or one["doubled"] or one["tokens_wasted"] > one["bound"]]
+    sys.exit(bool(wrong))
 
 
 if __name__ == "__main__":
