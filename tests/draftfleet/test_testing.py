@@ -393,10 +393,10 @@ def test_as_a_process_it_can_be_killed_and_started_again_on_the_same_port() -> N
 
 
 def test_by_hand_it_prints_its_address_first_and_stops_on_sigterm() -> None:
-    command = [sys.executable, "-m", "draftfleet.testing", "--shape", "transformers", "--slots", "3", "--model", "tiny"]
+    command = [sys.executable, "-m", "draftfleet", "fake-server", "--shape", "transformers", "--model", "tiny"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        server = Remote(json.loads(process.stdout.readline())["url"])
+        server = Remote(json.loads(process.stdout.readline())["urls"][0])
         status = ask(server)[0]
         process.send_signal(signal.SIGTERM)
 
@@ -405,7 +405,7 @@ def test_by_hand_it_prints_its_address_first_and_stops_on_sigterm() -> None:
 
 
 def test_by_hand_it_refuses_a_shape_that_it_does_not_know() -> None:
-    command = [sys.executable, "-m", "draftfleet.testing", "--shape", "llama"]
+    command = [sys.executable, "-m", "draftfleet", "fake-server", "--shape", "llama"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     assert done.returncode == 2
