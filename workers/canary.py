@@ -30,6 +30,9 @@ QUESTION = "A train leaves at 9:40 and needs 95 minutes. When does it arrive? Th
 """Asked where the real prompt got an answer without a thought: some models think only where it helps."""
 QUESTION_TRIES = 4
 
+TOKENS = 512
+"""Of a canary's answer at most. Its rows wait for it, and all that is looked at shows by then."""
+
 HEADROOM = 1.5
 """Under load a token takes longer than the canary's. A timeout below this many times its time is warned of."""
 
@@ -110,8 +113,9 @@ class _Canary:
 
     async def ask(self) -> tuple[dict[str, Any], Completion, float]:
         """Body, completion, and the seconds it took."""
+        sampling = self.sampling.model_copy(update={"max_tokens": min(TOKENS, self.sampling.max_tokens)})
         request = self.dialect.request(
-            self.model, self.prompt.messages, self.sampling, tools=self.prompt.tools, seed=self.sampling.seed
+            self.model, self.prompt.messages, sampling, tools=self.prompt.tools, seed=sampling.seed
         )
         started = time.monotonic()
         status, headers, raw = await self.post(request)
@@ -179,7 +183,8 @@ class _Canary:
         if completion.prompt_tokens != len(prompt_ids):
             raise Mismatch(_other_tokenizer(self.server, self.tokenizer, completion.prompt_tokens, len(prompt_ids)))
         ids = text_ids.retokenized(self.tokenizer, self.prompt, self.sampling, completion)
-        if len(ids) == completion.completion_tokens:
+        # Of an answer that was cut, the last text may be lost: that tells nothing of the rows.
+        if len(ids) == completion.completion_tokens or completion.outcome == "truncated":
             return []
         return [
             f"an answer that {self.server} counts as {completion.completion_tokens} tokens is {len(ids)} when "

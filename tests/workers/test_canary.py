@@ -66,6 +66,16 @@ def test_a_sound_server_passes_without_a_word(shape: str, tokenizer: TargetToken
     assert 0 < report.seconds_per_token <= report.seconds
 
 
+def test_it_asks_for_a_short_answer_since_rows_wait_for_it(tokenizer: TargetTokenizer) -> None:
+    with FakeServer(model="tiny", tokenizer=str(TINY_TARGET), tokens=3000, spread=0) as server:
+        report = check(server, tokenizer=tokenizer, sampling=Sampling(max_tokens=8192, thinking=True))
+
+        assert server.stats()["requests"] == 1
+    assert report.completion.outcome == "truncated"
+    assert report.completion.completion_tokens == canary.TOKENS
+    assert report.warnings == ()
+
+
 @pytest.mark.parametrize("kind", ["cut_in_thought", "end_in_thought"])
 def test_an_answer_that_ends_in_its_thought_is_sound(kind: Any, tokenizer: TargetTokenizer) -> None:
     with FakeServer(model="tiny", tokenizer=str(TINY_TARGET)) as server:
