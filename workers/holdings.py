@@ -34,6 +34,7 @@ class Holdings:
         self._freed = threading.Condition(self._lock)
         self._saving = threading.Lock()
         self._reserved: set[Key] = set()
+        self._settling: set[Key] = set()
         self._batches: dict[Key, tuple[Batch, Partials]] = {}
 
     def reserve(self, key: Key) -> bool:
@@ -49,14 +50,16 @@ class Holdings:
             self._batches[batch.key] = batch, partials
 
     def drop(self, key: Key) -> None:
-        """Its claim is no longer renewed. It stays reserved."""
+        """Its claim is no longer renewed. It stays reserved until its task has ended."""
         with self._lock:
             self._batches.pop(key, None)
+            self._settling.add(key)
 
     def free(self, key: Key) -> None:
         with self._lock:
             self._batches.pop(key, None)
             self._reserved.discard(key)
+            self._settling.discard(key)
             self._freed.notify_all()
 
     def wait_until_free(self, timeout_s: float) -> int:
@@ -64,6 +67,11 @@ class Holdings:
         with self._lock:
             self._freed.wait_for(lambda: not self._reserved, timeout_s)
             return len(self._reserved)
+
+    @property
+    def num_settling(self) -> int:
+        """Batches that are done or given back, and whose tasks still put things away."""
+        return len(self._settling)
 
     def all(self) -> list[Batch]:
         with self._lock:

@@ -135,8 +135,8 @@ class Node:
             return False
         held = self.holdings.all()
         batch_rows = max((len(batch.prompts) for batch in held), default=0) or self.settings.producer.batch_size
-        num_idle = self.suspects.num_waiting + sum(batch.is_submitted for batch in held)
-        num_coming = max(0, num_received - num_idle)
+        num_counted = sum(batch.is_submitted for batch in held) + self.holdings.num_settling
+        num_coming = max(0, num_received - num_counted - self.suspects.num_waiting)
         num_waiting = self.pool.num_waiting + num_coming * batch_rows
         return num_waiting < self.settings.worker.watermark_batches * batch_rows
 

@@ -190,6 +190,28 @@ def test_a_claim_that_redis_forgot_is_taken_again_and_one_that_another_has_is_lo
     assert lost == [batch]
 
 
+def test_a_batch_that_is_put_away_is_not_one_that_is_coming(
+    settings: Settings, redis_server: Embedded, run: Run, make_prompts: MakePrompts
+) -> None:
+    claims = Claims(connect(settings), run.run_id, settings.claims, "worker")
+    taken = claims.take("train-000000")
+    assert isinstance(taken, Taken)
+    batch = Batch("train-000000", run, Content.of(run), claims, taken.token, 1, "task")
+    holdings = Holdings(Guard(lambda: None), lambda _: None)
+
+    seen = [holdings.num_settling]
+    for step in (
+        lambda: holdings.reserve(batch.key),
+        lambda: holdings.hold(batch, Partials(run, "p")),
+        lambda: holdings.drop(batch.key),
+        lambda: holdings.free(batch.key),
+    ):
+        step()
+        seen.append(holdings.num_settling)
+
+    assert seen == [0, 0, 0, 1, 0]
+
+
 def test_a_row_s_seed_is_its_own_and_stays_the_same() -> None:
     seeds = {row_seed(1, f"{number:032x}-0-0") for number in range(1000)}
 
