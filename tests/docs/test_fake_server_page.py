@@ -61,8 +61,9 @@ def test_the_settings_file_is_one_that_seven_servers_take(tmp_path: Path) -> Non
     assigned = re.findall(r"--config fake\.toml --set (\S+)", BASH)
 
     settings = command.read({}, config=tmp_path / "fake.toml", text=None, assigned=assigned)
-    all_ = command.behaviours(settings, 7)
+    place, all_ = command.understand(settings)
 
+    assert (place.servers, place.port) == (7, 9000)
     assert [one.speed for one in all_] == [1, 1, 1, 0.5, 1, 1, 1]
     assert [one.load_s for one in all_] == [0, 0, 0, 0, 0, 60, 0]
     assert {one.faults[0].share for one in all_} == {0.01}

@@ -723,10 +723,10 @@ def test_by_hand_it_prints_its_address_first_and_stops_on_sigterm() -> None:
 
 def test_several_servers_listen_on_consecutive_ports_each_with_what_is_its_own(tmp_path: Path) -> None:
     (tmp_path / "fake.toml").write_text(
-        'model = "tiny"\nslots = 5\n[[faults]]\nkind = "status"\ntimes = 1\n[server.1]\nspeed = 0.5\n'
+        'servers = 3\nmodel = "tiny"\nslots = 5\n[[faults]]\nkind = "status"\ntimes = 1\n[server.1]\nspeed = 0.5\n'
     )
     port = free_ports(3)
-    args = [sys.executable, "-m", "draftfleet", "fake-server", "--servers", "3", "--port", str(port)]
+    args = [sys.executable, "-m", "draftfleet", "fake-server", "--port", str(port)]
     args += ["--config", str(tmp_path / "fake.toml"), "--set", "server.2.shape=sglang", "--slots", "7"]
 
     with subprocess.Popen(args, stdout=subprocess.PIPE) as process:
@@ -765,21 +765,22 @@ def changed(server: Remote, **settings: Any) -> dict[str, Any]:
     ("settings", "words"),
     [
         ({"shape": "llama"}, "shape = 'llama': Input should be 'vllm', 'sglang'"),
-        ({"slot": 3}, "slot = 3: Extra inputs are not permitted. Settings: shape, model"),
+        ({"slot": 3}, "slot = 3: Extra inputs are not permitted. Settings: servers, host, port, shape, model"),
+        ({"servers": 0}, "servers = 0: Input should be greater than 0"),
         ({"faults": [{"kind": "explode"}]}, "faults.0.kind = 'explode': Input should be 'hang'"),
         ({"server": {"2": {"speed": 0.5}}}, "server.2: there is no such server; the last of 2 is 1"),
     ],
 )
 def test_by_hand_it_refuses_what_it_does_not_know(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(SettingsError, match=re.escape(words)):
-        command.behaviours(settings, 2)
+        command.understand({"servers": 2} | settings)
 
 
 def test_by_hand_a_port_that_is_taken_and_a_file_that_is_missing_are_told(server: FakeServer, tmp_path: Path) -> None:
     port = int(server.url.rpartition(":")[2])
 
     with pytest.raises(SettingsError, match=f"--port {port}: cannot listen on 127.0.0.1:{port}: "):
-        command.serve({}, servers=1, host="127.0.0.1", port=port, parent=None)
+        command.serve({"port": port})
     with pytest.raises(SettingsError, match=r"--config .*no\.toml: .*No such file"):
         command.read({}, config=tmp_path / "no.toml", text=None, assigned=[])
 
