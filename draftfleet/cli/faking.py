@@ -12,9 +12,9 @@ from draftfleet.flags import Float, Int, Text
 
 def fake_server(
     *,
-    servers: Annotated[int, typer.Option(metavar="N", help="So many, on consecutive ports.", min=1)] = 1,
-    host: Annotated[str, typer.Option(metavar="HOST", help="Where they listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(metavar="N", help="Of the first one. 0: any free ports.")] = 0,
+    servers: Annotated[Int, typer.Option(metavar="N", help="So many, on consecutive ports. Unset: 1.")] = None,
+    host: Annotated[Text, typer.Option(metavar="HOST", help="Where they listen. Unset: 127.0.0.1.")] = None,
+    port: Annotated[Int, typer.Option(metavar="N", help="Of the first one. Unset: any free ports.")] = None,
     shape: Annotated[
         Text, typer.Option(metavar="NAME", help="vllm, sglang, llamacpp, transformers or openai. Unset: vllm.")
     ] = None,
@@ -42,6 +42,9 @@ def fake_server(
     Prints {"urls": [...]} once they listen, and stays until it is stopped.
     """
     flags = {
+        "servers": servers,
+        "host": host,
+        "port": port,
         "shape": shape,
         "model": model,
         "tokens": tokens,
@@ -56,5 +59,4 @@ def fake_server(
     from draftfleet.testing import command  # noqa: PLC0415  brings pydantic and aiohttp, which the help can do without
 
     given = {name: value for name, value in flags.items() if value is not None}
-    settings = command.read(given, config=config, text=json, assigned=assign or [])
-    command.serve(settings, servers=servers, host=host, port=port, parent=parent)
+    command.serve(command.read(given, config=config, text=json, assigned=assign or []), parent)

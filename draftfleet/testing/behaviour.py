@@ -95,14 +95,14 @@ class Behaviour(BaseModel):
     half_speed_at: PositiveFloat | None = Field(
         default=None, description="So many other requests at work halve the speed of each. Unset: none slows another."
     )
-    speed: PositiveFloat = Field(default=1.0, description="Of this node: 0.5 takes twice as long for everything.")
+    speed: PositiveFloat = Field(default=1.0, description="Of its engine: with 0.5 every answer takes twice as long.")
     time_scale: PositiveFloat = Field(default=1.0, description="All times above and below are divided by this.")
     load_s: NonNegativeFloat = Field(default=0, description="It loads so long after each start, and answers 503.")
     frozen: bool = Field(default=False, description="Set: nothing in flight advances, all counters are flat.")
     ready: bool = Field(default=True, description="Unset: it is loading, and answers 503.")
     alive: bool = Field(default=True, description="Unset: it closes every connection, as a dead process behind a port.")
     faults: list[Fault] = Field(
-        default_factory=list[Fault], description="What was ordered; the first that fits counts."
+        default_factory=list[Fault], description="What was ordered; the first that fits a request counts."
     )
 
     def fault(self, prompt: str) -> Fault | None:

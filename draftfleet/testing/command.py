@@ -10,9 +10,9 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, Field, PositiveInt, ValidationError
 
 from draftfleet.children import die_with_parent
 from draftfleet.errors import SettingsError
@@ -22,6 +22,7 @@ from draftfleet.testing.behaviour import Behaviour
 from draftfleet.testing.running import serving
 
 log = logging.getLogger(__name__)
+M = TypeVar("M", bound=BaseModel)
 
 
 def read(flags: Mapping[str, Any], *, config: Path | None, text: str | None, assigned: Sequence[str]) -> dict[str, Any]:
@@ -32,30 +33,41 @@ def read(flags: Mapping[str, Any], *, config: Path | None, text: str | None, ass
     return settings
 
 
-def serve(settings: Mapping[str, Any], *, servers: int, host: str, port: int, parent: int | None) -> None:
-    """Raises SettingsError on settings that are none, and where a port is taken."""
+def serve(settings: Mapping[str, Any], parent: int | None = None) -> None:
+    """Raises SettingsError on settings that are none, and where a port is taken. Ends with the process `parent`."""
     if parent is not None:
         die_with_parent(parent)
-    asyncio.run(_serve(behaviours(settings, servers), host, port))
+    place, wanted = understand(settings)
+    asyncio.run(_serve(wanted, place.host, place.port))
 
 
-def behaviours(settings: Mapping[str, Any], servers: int) -> list[Behaviour]:
-    """One for each server. `settings["server"]["3"]` is what the fourth has of its own."""
-    common = {name: value for name, value in settings.items() if name != "server"}
+class Place(BaseModel):
+    """Where the servers listen."""
+
+    servers: PositiveInt = 1
+    host: str = "127.0.0.1"
+    port: int = Field(default=0, ge=0, le=65_535)
+
+
+def understand(settings: Mapping[str, Any]) -> tuple[Place, list[Behaviour]]:
+    """The place, and one behaviour for each server: `settings["server"]["3"]` is what the fourth has of its own."""
+    place = _checked(Place, {name: value for name, value in settings.items() if name in Place.model_fields})
+    common = {name: value for name, value in settings.items() if name not in {*Place.model_fields, "server"}}
     own: dict[str, Any] = settings.get("server", {})
-    strangers = [number for number in own if number not in map(str, range(servers))]
+    strangers = [number for number in own if number not in map(str, range(place.servers))]
     if strangers:
-        raise SettingsError(f"server.{strangers[0]}: there is no such server; the last of {servers} is {servers - 1}.")
-    return [_behaviour(common | own.get(str(number), {})) for number in range(servers)]
+        last = place.servers - 1
+        raise SettingsError(f"server.{strangers[0]}: there is no such server; the last of {last + 1} is {last}.")
+    return place, [_checked(Behaviour, common | own.get(str(number), {})) for number in range(place.servers)]
 
 
-def _behaviour(settings: Mapping[str, Any]) -> Behaviour:
+def _checked(model: type[M], settings: Mapping[str, Any]) -> M:
     try:
-        return Behaviour.model_validate(settings)
+        return model.model_validate(settings)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
-        known = ", ".join(Behaviour.model_fields)
+        known = ", ".join([*Place.model_fields, *Behaviour.model_fields, "server.N"])
         raise SettingsError(f"fake-server: {name} = {first['input']!r}: {first['msg']}. Settings: {known}.") from None
 
 

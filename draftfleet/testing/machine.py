@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
@@ -36,6 +37,15 @@ class Lag:
         return {"mean": fmean(ordered), "p99": p99, "max": self.max_s, "answers": self.count}
 
 
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Most sequences ever at work at once, and what was counted since the server was made."""
+
+    peak: int = 0
+    preemptions: int = 0
+    generated_tokens: int = 0
+
+
 class Machine:
     """Lives in one event loop. `behaviour` is changed through `change` alone."""
 
@@ -52,22 +62,27 @@ class Machine:
         self._is_loading = False
         self._changed = asyncio.Event()
         self._pardons = 0
-        self._peak = 0
+        self._before = Totals()
         self._load()
 
     @property
     def is_ready(self) -> bool:
         return self.behaviour.ready and not self._is_loading
 
-    @property
-    def peak(self) -> int:
-        """Most sequences ever at work at once."""
-        return max(self._peak, self._engine.peak)
-
     def readings(self) -> Readings:
         self._pass_time()
         engine = self._engine
         return Readings(engine.running, engine.waiting, engine.kv_usage, engine.preemptions, int(engine.generated))
+
+    def totals(self) -> Totals:
+        """Over all its lives; `readings` are those of this one."""
+        self._pass_time()
+        engine, before = self._engine, self._before
+        return Totals(
+            peak=max(before.peak, engine.peak),
+            preemptions=before.preemptions + engine.preemptions,
+            generated_tokens=before.generated_tokens + int(engine.generated),
+        )
 
     async def work(self, sequence: Sequence) -> Fate:
         """Returns when the sequence has ended, at `sequence.ended_at`. Takes it out when the client goes away."""
@@ -86,6 +101,8 @@ class Machine:
             self._crash()
         elif behaviour.alive and not before.alive:
             self._start()
+        elif self._is_loading and not behaviour.load_s:
+            self._loaded()
         self._repace()
 
     def pardon(self) -> None:
@@ -131,8 +148,8 @@ class Machine:
         """All that was in flight is lost; counters begin at zero again, as those of a new process do."""
         self.crashes += 1
         self._cancel(self._next_state)
+        self._before = self.totals()
         lost = self._engine.clear()
-        self._peak = self.peak
         self._engine = Engine(self.behaviour, self._loop.time())
         self._let_go(lost, "lost")
 

@@ -108,7 +108,7 @@ class FakeProcess(Remote):
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE)
         assert self._process.stdout is not None
         first = self._process.stdout.readline()
         if not first:

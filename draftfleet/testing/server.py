@@ -167,16 +167,16 @@ class App:
         return web.json_response(self.behaviour.model_dump())
 
     async def stats(self, request: web.Request) -> web.Response:
-        """Counters; `rows` counts per text of the last user message, and is left out with `?rows=0`."""
-        readings = self._machine.readings()
+        """Counters since it was made. `rows` counts per text of the last user message; `?rows=0` leaves it out."""
+        readings, totals = self._machine.readings(), self._machine.totals()
         stats: dict[str, Any] = {
             "requests": self._requests,
             "in_flight": readings.running,
             "waiting": readings.waiting,
-            "peak_in_flight": self._machine.peak,
-            "preemptions": readings.preemptions,
+            "peak_in_flight": totals.peak,
             "kv_usage": readings.kv_usage,
-            "generated_tokens": readings.generated_tokens,
+            "preemptions": totals.preemptions,
+            "generated_tokens": totals.generated_tokens,
             "tokens": self._tokens,
             "statuses": {str(status): count for status, count in self._statuses.items()},
             "faults": dict(self._struck),

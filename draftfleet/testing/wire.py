@@ -109,7 +109,7 @@ def too_long(behaviour: Behaviour, body: dict[str, Any], answer: Answer) -> tupl
             return None
         more = {"type": "exceed_context_size_error", "n_prompt_tokens": given, "n_ctx": limit}
         return 400, _TOO_LONG_FOR_LLAMACPP.format(given=given, limit=limit), more
-    if given + asked <= limit:
+    if given + asked < limit + (behaviour.shape != "sglang"):  # SGLang wants one token of room
         return None
     text = _TOO_LONG_FOR_SGLANG if behaviour.shape == "sglang" else _TOO_LONG
     return 400, text.format(limit=limit, asked=asked, given=given, total=given + asked), {}
