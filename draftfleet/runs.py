@@ -4,6 +4,7 @@
         sealed.json                      the producer is finished: the totals
         prompts/train-000000.jsonl.gz    prompt shard of one batch; immutable
         samples/train-000000.parquet     sample shard of the same batch; its existence means done; immutable
+        index/ids-PROCESS-000000.parquet the ids in the prompt shards, for the producer; not the truth
         partial/PROCESS-000012.jsonl     finished rows of batches still at work
         split/train-000000.json          the batch goes on as single rows: train-000000.0000, train-000000.0001, ...
         dead/train-000000.0007.json       a row that is given up, with its error
@@ -21,7 +22,7 @@ import json
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -61,6 +62,7 @@ class Run:
         self.info = info
         self.name = info.run
         self.run_id = info.run_id
+        self.index_folder = f"{self.name}/index"
 
     @classmethod
     def create(cls, storage: Storage, name: str, content: dict[str, Any], provenance: dict[str, Any]) -> Self:
@@ -111,8 +113,11 @@ class Run:
 
     def write_prompts(self, batch: str, prompts: Iterable[Prompt]) -> bool:
         """True if this call wrote the shard; False if it was there."""
-        lines = "".join(prompt.to_json() + "\n" for prompt in prompts)
-        return self.storage.put_if_absent(self._prompts(batch), gzip.compress(lines.encode(), mtime=0))
+        return self.storage.put_if_absent(self._prompts(batch), _shard_of(prompts))
+
+    def write_prompts_of(self, batches: Sequence[tuple[str, Iterable[Prompt]]]) -> int:
+        """Write the shards of several batches in order, up to the first that is there. Returns how many."""
+        return self.storage.put_in_order([(self._prompts(batch), _shard_of(prompts)) for batch, prompts in batches])
 
     def read_prompts(self, batch: str) -> list[Prompt]:
         """The prompts of a batch, one for a batch that was split off. Raises FileNotFoundError or CorruptFile."""
@@ -289,6 +294,11 @@ class Run:
 
     def _samples(self, batch: str) -> str:
         return f"{self.name}/samples/{batch}.parquet"
+
+
+def _shard_of(prompts: Iterable[Prompt]) -> bytes:
+    lines = "".join(prompt.to_json() + "\n" for prompt in prompts)
+    return gzip.compress(lines.encode(), compresslevel=3, mtime=0)
 
 
 def _prompts_in(raw: bytes) -> list[Prompt]:

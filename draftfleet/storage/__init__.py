@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -29,6 +29,13 @@ class Storage(Protocol):
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         """Put the file unless it is there. True if this call put it. Durable on return."""
+        ...
+
+    def put_in_order(self, files: Sequence[tuple[str, bytes]]) -> int:
+        """Put several files of one folder, one after the other, up to the first that is there. Returns how many.
+
+        What one call puts is never beyond a file that another has put. All are durable on return.
+        """
         ...
 
     def put(self, path: str, data: bytes) -> None:
