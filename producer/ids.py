@@ -1,4 +1,4 @@
-"""The ids in the prompt shards, in a few files that are quickly read: `index/ids-PROCESS-000000.parquet`.
+"""The ids in the prompt shards, in a few files that are quickly read: `ids/PROCESS-000000.parquet`.
 
 They are never the truth, the shards are: what is missing here, or cannot be read, is read from the shards.
 """
@@ -26,7 +26,7 @@ from producer.prompts import overlap_text
 log = logging.getLogger(__name__)
 
 FILE_BATCHES = 256
-"""Batches of one file: as many are read from their shards again after a kill -9."""
+"""Batches of one file: as many are at most read from their shards again after a kill -9."""
 
 SCHEMA = pa.schema([("batch", pa.string()), ("prompt_id", pa.binary(16)), ("text", pa.int64())])
 
@@ -55,12 +55,11 @@ class Held:
 def read_held(run: Run, batches: Sequence[str]) -> Iterator[tuple[Held, bool]]:
     """What the run holds, batch by batch, each once. False beside one that was found in its shard alone."""
     missing = dict.fromkeys(batches)
-    for name in sorted(run.storage.list(run.index_folder)):
-        if name.startswith("ids-"):
-            for held in _read(run, name):
-                if held.batch in missing:
-                    del missing[held.batch]
-                    yield held, True
+    for name in sorted(run.storage.list(run.ids_folder)):
+        for held in _read(run, name):
+            if held.batch in missing:
+                del missing[held.batch]
+                yield held, True
     for batch in missing:
         yield Held.of(batch, run.read_prompts(batch)), False
 
@@ -80,6 +79,8 @@ class IdFiles:
             self.flush()
 
     def flush(self) -> None:
+        """Put the ids that wait, and the lines of their batches in the shard index."""
+        self._run.index.flush()
         if not self._waiting:
             return
         columns = {
@@ -90,8 +91,8 @@ class IdFiles:
         table = pa.table(columns, SCHEMA.with_metadata({"draftfleet.run_id": self._run.run_id}))
         sink = io.BytesIO()
         pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
-        name = f"ids-{self._process}-{self._num_files:06d}.parquet"
-        self._run.storage.put(f"{self._run.index_folder}/{name}", sink.getvalue())
+        name = f"{self._process}-{self._num_files:06d}.parquet"
+        self._run.storage.put(f"{self._run.ids_folder}/{name}", sink.getvalue())
         self._num_files += 1
         self._waiting = []
 
@@ -99,7 +100,7 @@ class IdFiles:
 def _read(run: Run, name: str) -> list[Held]:
     """The batches of one file; nothing if it cannot be read, or is of a run that had this name before."""
     try:
-        raw = io.BytesIO(run.storage.read(f"{run.index_folder}/{name}"))
+        raw = io.BytesIO(run.storage.read(f"{run.ids_folder}/{name}"))
         table = pq.read_table(raw, page_checksum_verification=True)
         if (table.schema.metadata or {}).get(b"draftfleet.run_id") != run.run_id.encode():
             return []

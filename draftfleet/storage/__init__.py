@@ -52,8 +52,16 @@ class Storage(Protocol):
         """Names of the files in a folder, in no order; nothing if the folder is not there."""
         ...
 
-    def folders(self) -> Iterator[str]:
-        """Names of the folders at the top, in no order."""
+    def sizes(self, folder: str) -> dict[str, int]:
+        """The same names with the files' sizes in bytes."""
+        ...
+
+    def folders(self, folder: str = "") -> Iterator[str]:
+        """Names of the folders in a folder, at the top if none is named, in no order."""
+        ...
+
+    def free_bytes(self) -> int | None:
+        """How much more it can hold; None where it does not say."""
         ...
 
     def delete(self, path: str) -> None:

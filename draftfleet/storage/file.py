@@ -88,8 +88,21 @@ class FileStorage:
     def list(self, folder: str) -> Iterator[str]:
         return (entry.name for entry in self._entries(folder) if entry.is_file())
 
-    def folders(self) -> Iterator[str]:
-        return (entry.name for entry in self._entries("") if entry.is_dir())
+    def sizes(self, folder: str) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for entry in self._entries(folder):
+            with contextlib.suppress(FileNotFoundError):  # gone since it was listed
+                if entry.is_file():
+                    found[entry.name] = entry.stat().st_size
+        return found
+
+    def folders(self, folder: str = "") -> Iterator[str]:
+        return (entry.name for entry in self._entries(folder) if entry.is_dir())
+
+    def free_bytes(self) -> int | None:
+        with self._reading(""):
+            space = os.statvfs(self.root)
+        return space.f_bavail * space.f_frsize
 
     def delete(self, path: str) -> None:
         with self._writing(path):
