@@ -92,19 +92,19 @@ def measured(settings: Settings, flags: dict[str, Any], folder: Path, knobs: arg
     }
     again = _command(flags, "produce", str(data))
     assert (again.printed["new"], again.printed["already"]) == (0, knobs.rows), again.printed
-    figures |= {"again_s": round(again.seconds, 1), "again_peak_mb": round(again.peak_mb)}
+    figures |= {"again_s": round(again.seconds, 1), "again_cpu_s": round(again.cpu_s, 1), "again_peak_mb": round(again.peak_mb)}
 
     _write(data, knobs.rows, knobs.rows + knobs.more)
     grown = _command(flags, "produce", str(data))
     assert (grown.printed["new"], grown.printed["already"]) == (knobs.more, knobs.rows), grown.printed
-    figures |= {"grown_s": round(grown.seconds, 1), "grown_peak_mb": round(grown.peak_mb)}
+    figures |= {"grown_s": round(grown.seconds, 1), "grown_cpu_s": round(grown.cpu_s, 1), "grown_peak_mb": round(grown.peak_mb)}
 
     run = Run.open(open_storage(settings.storage.url), settings.run)
     figures["samples_s"], figures["samples_batches"] = _commit(run, knobs.done)
     for key in ("status_s", "status_again_s"):
         status = _command(flags, "status", "--json")
         assert status.printed["identity_holds"], status.printed
-        figures |= {key: round(status.seconds, 2), "status_peak_mb": round(status.peak_mb)}
+        figures |= {key: round(status.seconds, 2), "status_cpu_s": round(status.cpu_s, 2)}
     return figures | _reconciled(settings, run, knobs.claims) | {"load_after": round(os.getloadavg()[0], 1)}
 
 
@@ -163,6 +163,7 @@ def _commit_some(part: tuple[str, str, list[str]]) -> None:
     run = Run.open(storage, name)
     for batch in batches:
         run.commit(batch, list(_samples(run, batch)))
+    run.index.flush()
 
 
 def _samples(run: Run, batch: str) -> Iterator[Sample]:
