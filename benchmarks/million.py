@@ -92,12 +92,20 @@ def measured(settings: Settings, flags: dict[str, Any], folder: Path, knobs: arg
     }
     again = _command(flags, "produce", str(data))
     assert (again.printed["new"], again.printed["already"]) == (0, knobs.rows), again.printed
-    figures |= {"again_s": round(again.seconds, 1), "again_cpu_s": round(again.cpu_s, 1), "again_peak_mb": round(again.peak_mb)}
+    figures |= {
+        "again_s": round(again.seconds, 1),
+        "again_cpu_s": round(again.cpu_s, 1),
+        "again_peak_mb": round(again.peak_mb),
+    }
 
     _write(data, knobs.rows, knobs.rows + knobs.more)
     grown = _command(flags, "produce", str(data))
     assert (grown.printed["new"], grown.printed["already"]) == (knobs.more, knobs.rows), grown.printed
-    figures |= {"grown_s": round(grown.seconds, 1), "grown_cpu_s": round(grown.cpu_s, 1), "grown_peak_mb": round(grown.peak_mb)}
+    figures |= {
+        "grown_s": round(grown.seconds, 1),
+        "grown_cpu_s": round(grown.cpu_s, 1),
+        "grown_peak_mb": round(grown.peak_mb),
+    }
 
     run = Run.open(open_storage(settings.storage.url), settings.run)
     figures["samples_s"], figures["samples_batches"] = _commit(run, knobs.done)

@@ -19,13 +19,13 @@ class Report:
 
     `prompts` are the distinct ones: `new` + `already` (in the run before), and `train` + `heldout`. The `run_` counts
     and `overlap`, held-out prompts whose normalised text also stands among the train prompts, are of the whole run.
-    With `unchanged` nothing was read: an earlier pass has read the same, and its counts are told again.
+    With `already_read` nothing was read: an earlier pass has read the same, and its counts are told again.
     """
 
     run: str
     run_id: str
     source: str
-    unchanged: bool = False
+    already_read: bool = False
     lines: int
     prompts: int
     new: int

@@ -46,7 +46,7 @@ def earlier_report(run: Run, source: Source, known: str | None, batches: Sequenc
         run=run.name,
         run_id=run.run_id,
         source=source.name,
-        unchanged=True,
+        already_read=True,
         new=0,
         already=counts["prompts"],
         batches=0,

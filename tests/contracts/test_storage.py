@@ -48,6 +48,39 @@ def test_of_racing_processes_exactly_one_wins_each_path_and_its_bytes_are_there(
     assert all(any_storage.read(f"race/{path}") == str(number).encode() * 1000 for path, number in wins.items())
 
 
+def test_files_are_put_in_order_and_none_beyond_one_that_is_there(any_storage: Storage) -> None:
+    files = [(f"folder/{number}", str(number).encode()) for number in range(20)]
+    any_storage.put_if_absent("folder/13", b"another's")
+
+    assert any_storage.put_in_order(files[:5]) == 5
+    assert any_storage.put_in_order(files[5:]) == 8
+    assert any_storage.put_in_order([]) == 0
+
+    assert sorted(any_storage.list("folder"), key=int) == [str(number) for number in range(14)]
+    assert [any_storage.read(path) for path, _ in files[:14]] == [*(data for _, data in files[:13]), b"another's"]
+
+
+def _race_in_order(url: str, number: int, answers: multiprocessing.Queue[tuple[int, int]]) -> None:
+    files = [(f"race/{path:03d}", str(number).encode() * 1000) for path in range(50)]
+    answers.put((number, open_storage(url).put_in_order(files)))
+
+
+def test_of_processes_that_put_the_same_names_in_order_only_one_goes_on(any_storage: Storage) -> None:
+    context = multiprocessing.get_context("spawn")
+    answers: multiprocessing.Queue[tuple[int, int]] = context.Queue()
+    racers = [context.Process(target=_race_in_order, args=(any_storage.url, number, answers)) for number in range(3)]
+
+    for racer in racers:
+        racer.start()
+    num_put = dict(answers.get(timeout=60) for _ in racers)
+    for racer in racers:
+        racer.join()
+
+    assert sorted(num_put.values()) == [0, 0, 50]
+    winner = str(max(num_put, key=lambda number: num_put[number])).encode()
+    assert {any_storage.read(f"race/{path:03d}") for path in range(50)} == {winner * 1000}
+
+
 def test_put_replaces_and_leaves_no_other_file(any_storage: Storage) -> None:
     any_storage.put("folder/control.json", b"one")
 
