@@ -301,6 +301,26 @@ class Run:
         """The folder of a drafter. The trainer needs a real one."""
         return self.storage.local(f"{self.name}/drafters/{drafter}")
 
+    def share_drafter(self, drafter: str, part: str) -> None:
+        """A subfolder of a drafter is finished: let all nodes see it as it is here."""
+        self.storage.share(f"{self.name}/drafters/{drafter}/{part}")
+
+    def fetch_drafter(self, drafter: str, part: str) -> None:
+        """Bring what other nodes have finished of a subfolder of a drafter."""
+        self.storage.fetch(f"{self.name}/drafters/{drafter}/{part}")
+
+    def drafters(self) -> list[str]:
+        """Names of the drafters that were asked for, in order."""
+        return sorted(self.storage.folders(f"{self.name}/drafters"))
+
+    def read_drafter(self, drafter: str, name: str) -> dict[str, Any] | None:
+        """A JSON file of a drafter's folder; None if it is not there. Raises CorruptFile."""
+        path = f"{self.name}/drafters/{drafter}/{name}"
+        try:
+            return self._parsed(path, lambda raw: cast(dict[str, Any], json.loads(raw)))
+        except FileNotFoundError:
+            return None
+
     def _parsed(self, path: str, parse: Callable[[bytes], T]) -> T:
         """Raises FileNotFoundError or CorruptFile."""
         raw = self.storage.read(path)

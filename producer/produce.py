@@ -55,7 +55,7 @@ def produce(settings: Settings, *, progress: bool) -> Report:
     _check(settings)
     source = open_source(settings.producer)
     reading = Reading(source, settings.producer)
-    shared = open_storage(settings.storage.url)
+    shared = open_storage(settings.storage)
     probe(shared)
     client, app = connect(settings), make_app(settings)
     with watched(source, reading, enabled=progress), _queue_faults():

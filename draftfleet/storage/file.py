@@ -119,6 +119,12 @@ class FileStorage:
     def local(self, path: str) -> Path:
         return self.root / path
 
+    def share(self, path: str) -> None:
+        """Nothing to do: the folder is the storage."""
+
+    def fetch(self, path: str) -> None:
+        """Nothing to do: the folder is the storage."""
+
     @contextmanager
     def _staged(self, path: str, data: bytes) -> Generator[tuple[int, str, str]]:
         """The data under another name beside its own: the open folder, that name, and its own."""

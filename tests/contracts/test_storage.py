@@ -6,6 +6,7 @@ import errno
 import multiprocessing
 import os
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,10 @@ from draftfleet.errors import StorageError, StorageUnreadable, StorageUnsafe, St
 from draftfleet.storage import FileStorage, Storage, open_storage, probe
 
 
-@pytest.fixture(params=["file"])
+@pytest.fixture(params=["file", "s3"])
 def any_storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
-    return {"file": lambda: FileStorage(tmp_path / "shared")}[request.param]()
+    urls = {"file": lambda: f"file://{tmp_path}/shared", "s3": lambda: request.getfixturevalue("s3_url")}
+    return open_storage(urls[request.param]())
 
 
 def test_the_first_put_wins_and_the_second_is_told_so(any_storage: Storage) -> None:
@@ -88,6 +90,45 @@ def test_put_replaces_and_leaves_no_other_file(any_storage: Storage) -> None:
 
     assert any_storage.read("folder/control.json") == b"two"
     assert list(any_storage.list("folder")) == ["control.json"]
+
+
+def test_the_same_bytes_put_twice_were_put_once(any_storage: Storage) -> None:
+    assert [any_storage.put_if_absent("a", b"same") for _ in range(2)] == [True, False]
+
+
+def test_files_are_listed_with_their_sizes_and_without_folders_and_hidden_ones(any_storage: Storage) -> None:
+    for path in ("run/samples/a", "run/samples/b", "run/samples/.hidden", "run/samples/deeper/c", "run/samples-2/d"):
+        any_storage.put(path, b"12345")
+
+    assert sorted(any_storage.list("run/samples")) == ["a", "b"]
+    assert any_storage.sizes("run/samples") == {"a": 5, "b": 5}
+    assert sorted(any_storage.folders("run")) == ["samples", "samples-2"]
+
+
+def test_more_files_than_a_page_of_a_listing_are_all_there(any_storage: Storage) -> None:
+    names = {f"{number:04d}" for number in range(1003)}
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda name: any_storage.put(f"many/{name}", b""), names))
+
+    assert set(any_storage.list("many")) == names
+
+
+def test_a_renamed_file_is_there_under_its_new_name_alone(any_storage: Storage) -> None:
+    any_storage.put("run/a", b"data")
+
+    any_storage.rename("run/a", "corrupt/b")
+
+    assert (any_storage.exists("run/a"), any_storage.read("corrupt/b")) == (False, b"data")
+    with pytest.raises(FileNotFoundError):
+        any_storage.rename("run/a", "corrupt/c")
+
+
+def test_a_path_can_be_put_again_after_it_was_deleted(any_storage: Storage) -> None:
+    any_storage.put_if_absent("a", b"first")
+    any_storage.delete("a")
+
+    assert any_storage.put_if_absent("a", b"second") is True
+    assert any_storage.read("a") == b"second"
 
 
 def test_what_is_not_there_is_absent_and_not_an_error_to_list_or_delete(any_storage: Storage) -> None:
