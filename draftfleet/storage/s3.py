@@ -11,7 +11,7 @@ import hashlib
 import os
 import time
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,12 @@ class S3Storage:
         raise StorageUnwritable(
             f"could not write {self.url}/{path}: others are putting and deleting it again and again."
         )
+
+    def put_in_order(self, files: Sequence[tuple[str, bytes]]) -> int:
+        for number, (path, data) in enumerate(files):
+            if not self.put_if_absent(path, data):
+                return number
+        return len(files)
 
     def put(self, path: str, data: bytes) -> None:
         with self._faults("write", path, StorageUnwritable):
