@@ -22,7 +22,9 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+import redis
 
 from draftfleet.claims import Claims
 from draftfleet.embedded import Embedded
@@ -74,46 +76,58 @@ def main() -> None:
 
 
 def measured(settings: Settings, flags: dict[str, Any], folder: Path, knobs: argparse.Namespace) -> dict[str, Any]:
-    """Every figure, in the order in which they are taken."""
+    """Every figure, in the order in which they are taken. Each is told at once, should the next take too long."""
+    figures: dict[str, Any] = {}
+    for part in _parts(settings, flags, folder, knobs):
+        print(json.dumps(part), file=sys.stderr, flush=True)
+        figures |= part
+    return figures
+
+
+def _parts(
+    settings: Settings, flags: dict[str, Any], folder: Path, knobs: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
     data, client = folder / "data.jsonl", connect(settings)
-    figures: dict[str, Any] = {"load_before": round(os.getloadavg()[0], 1)}
-    empty_mb = client.info("memory")["used_memory"] / 1e6
+    empty_mb = _redis_mb(client)
     _write(data, 0, knobs.rows)
-    figures["data_mb"] = round(data.stat().st_size / 1e6)
+    yield {"load_before": _load(), "data_mb": round(data.stat().st_size / 1e6)}
 
     first = _command(flags, "produce", str(data))
     assert first.printed["new"] == knobs.rows, first.printed
-    figures |= {
-        "produce_s": round(first.seconds, 1),
-        "produce_rows_per_s": round(knobs.rows / first.seconds),
-        "produce_cpu_s": round(first.cpu_s, 1),
-        "produce_peak_mb": round(first.peak_mb),
-        "redis_mb": round(client.info("memory")["used_memory"] / 1e6 - empty_mb, 1),
-    }
+    yield {"produce_rows_per_s": round(knobs.rows / first.seconds), **_spent("produce", first)}
+    yield {"redis_mb": round(_redis_mb(client) - empty_mb, 1)}
+
     again = _command(flags, "produce", str(data))
     assert (again.printed["new"], again.printed["already"]) == (0, knobs.rows), again.printed
-    figures |= {
-        "again_s": round(again.seconds, 1),
-        "again_cpu_s": round(again.cpu_s, 1),
-        "again_peak_mb": round(again.peak_mb),
-    }
+    yield _spent("again", again)
 
     _write(data, knobs.rows, knobs.rows + knobs.more)
     grown = _command(flags, "produce", str(data))
     assert (grown.printed["new"], grown.printed["already"]) == (knobs.more, knobs.rows), grown.printed
-    figures |= {
-        "grown_s": round(grown.seconds, 1),
-        "grown_cpu_s": round(grown.cpu_s, 1),
-        "grown_peak_mb": round(grown.peak_mb),
-    }
+    yield _spent("grown", grown)
 
     run = Run.open(open_storage(settings.storage.url), settings.run)
-    figures["samples_s"], figures["samples_batches"] = _commit(run, knobs.done)
-    for key in ("status_s", "status_again_s"):
+    started = time.monotonic()
+    yield {"samples_batches": _commit(run, knobs.done), "samples_s": round(time.monotonic() - started, 1)}
+    for name in ("status", "status_again"):
         status = _command(flags, "status", "--json")
         assert status.printed["identity_holds"], status.printed
-        figures |= {key: round(status.seconds, 2), "status_cpu_s": round(status.cpu_s, 2)}
-    return figures | _reconciled(settings, run, knobs.claims) | {"load_after": round(os.getloadavg()[0], 1)}
+        yield _spent(name, status)
+    yield _reconciled(settings, run, knobs.claims)
+    yield {"redis_with_claims_mb": round(_redis_mb(client) - empty_mb, 1), "load_after": _load()}
+
+
+def _spent(name: str, spent: Spent) -> dict[str, float]:
+    figures = {"s": spent.seconds, "cpu_s": spent.cpu_s, "peak_mb": spent.peak_mb}
+    return {f"{name}_{unit}": round(value, 2) for unit, value in figures.items()}
+
+
+def _load() -> float:
+    return round(os.getloadavg()[0], 1)
+
+
+def _redis_mb(client: redis.Redis) -> float:
+    return float(cast(dict[str, Any], client.info("memory"))["used_memory"]) / 1e6
 
 
 def _write(path: Path, first: int, end: int) -> None:
@@ -154,15 +168,15 @@ class Unsynced(FileStorage):
         return True
 
 
-def _commit(run: Run, share: float) -> tuple[float, int]:
+def _commit(run: Run, share: float) -> int:
+    """Returns how many batches are done."""
     batches = run.batches()
     done = batches[: int(share * len(batches))]
     cores = os.cpu_count() or 1
-    started = time.monotonic()
     with ProcessPoolExecutor(cores) as pool:
         for _ in pool.map(_commit_some, [(run.storage.url, run.name, done[part::cores]) for part in range(cores)]):
             pass
-    return round(time.monotonic() - started, 1), len(done)
+    return len(done)
 
 
 def _commit_some(part: tuple[str, str, list[str]]) -> None:
@@ -208,7 +222,6 @@ def _reconciled(settings: Settings, run: Run, num_claims: int) -> dict[str, Any]
     for key in ("storage_pass_s", "storage_pass_again_s"):
         with _timed(figures, key):
             assert reconciler.republish() == 0
-    figures["redis_with_claims_mb"] = round(client.info("memory")["used_memory"] / 1e6, 1)
     return figures
 
 
