@@ -54,7 +54,7 @@ $(VENV)/installed: pyproject.toml
 	@echo "[2/4] $(TORCH)"
 	@$(PIP) install '$(TORCH)'
 	@echo "[3/4] draftfleet and all that it needs (some minutes)"
-	@$(PIP) install --editable '.[trainer,demo,dev]'
+	@$(PIP) install --editable '.[trainer,s3,demo,dev]'
 	@echo "[4/4] installed"
 	@touch $@
 

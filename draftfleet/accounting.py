@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from draftfleet.errors import CorruptFile
+from draftfleet.index import Entry
 from draftfleet.names import parent_of
 from draftfleet.outcomes import Counts, best
 from draftfleet.records import Sample
@@ -60,15 +61,18 @@ class Accountant:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self._counts: dict[str, Counts] = {}
+        self._samples: dict[str, Entry] = {}
+        self._prompts: dict[str, Entry] = {}
+        self._counts: dict[tuple[str, int], Counts] = {}
         self._sizes: dict[str, int] = {}
 
     def account(self) -> Accounting:
         """Read the run from storage. Raises CorruptFile if run.json or a prompt shard is."""
         sealed = self.run.sealed()  # first: what is sealed is then listed
-        done = self.run.done()
+        done = self.run.done_bytes()
         split, dead = self.run.split_sizes(), self.run.dead()
         outstanding = self.run.outstanding(done, dead)
+        self._samples, self._prompts = self.run.index.read("samples"), self.run.index.read("prompts")
         counts, corrupt = self._done(done, split, dead)
         return Accounting(
             run=self.run.name,
@@ -86,16 +90,18 @@ class Accountant:
             corrupt=corrupt,
         )
 
-    def _done(self, done: Sequence[str], split: dict[str, int], dead: dict[str, Sample]) -> tuple[Counts, list[str]]:
+    def _done(
+        self, done: Mapping[str, int], split: dict[str, int], dead: dict[str, Sample]
+    ) -> tuple[Counts, list[str]]:
         """Counts over all shards and dead letters, each row once, and the shards that cannot be read."""
         total, corrupt = Counts(), list[str]()
         families: dict[str, list[str]] = defaultdict(list)
-        for batch in done:
+        for batch, size in done.items():
             if parent_of(batch)[0] in split:
                 families[parent_of(batch)[0]].append(batch)
                 continue
             try:
-                total += self._of(batch)
+                total += self._of(batch, size)
             except CorruptFile:
                 corrupt.append(batch)
         for parent in split:
@@ -109,14 +115,21 @@ class Accountant:
         total += Counts.of(sample for batch, sample in dead.items() if parent_of(batch)[0] not in split)
         return total, corrupt
 
-    def _of(self, batch: str) -> Counts:
-        if batch not in self._counts:
-            self._counts[batch] = self.run.counts(batch)
-        return self._counts[batch]
+    def _of(self, batch: str, size: int) -> Counts:
+        """From the index; from the shard where its line is missing, or is about a file of another size."""
+        entry = self._samples.get(batch)
+        if entry is not None and entry.bytes == size and entry.counts is not None:
+            return entry.counts
+        key = batch, size
+        if key not in self._counts:
+            self._counts[key] = self.run.counts(batch)
+        return self._counts[key]
 
     def _size(self, batch: str) -> int:
         if parent_of(batch)[1] is not None:
             return 1
+        if (entry := self._prompts.get(batch)) is not None:
+            return entry.rows
         if batch not in self._sizes:
             self._sizes[batch] = len(self.run.read_prompts(batch))
         return self._sizes[batch]
@@ -127,13 +140,24 @@ def repair(run: Run) -> list[str]:
 
     Reads every shard whole, since a footer can be sound where a page is not.
     """
-    moved: list[str] = []
+    corrupt: list[str] = []
     for batch in run.done():
         try:
             run.read_samples(batch)
         except CorruptFile:
+            corrupt.append(batch)
+    return set_aside(run, corrupt)
+
+
+def set_aside(run: Run, corrupt: Sequence[str]) -> list[str]:
+    """Move these shards aside. Returns the batches of those that were still there."""
+    moved: list[str] = []
+    for batch in corrupt:
+        try:
             run.set_aside(batch)
-            moved.append(batch)
+        except FileNotFoundError:  # another did
+            continue
+        moved.append(batch)
     if moved and (sealed := run.sealed()) is not None:
         run.seal(sealed | {"repaired_at": time.time()})  # reconcilers that took the run for finished look again
     return moved

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Self
 
 from draftfleet.records import Outcome, Sample
@@ -26,7 +26,13 @@ class Counts:
         return self.ok + self.truncated + self.failed
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return Counts(
+            self.ok + other.ok,
+            self.truncated + other.truncated,
+            self.failed + other.failed,
+            self.tokens + other.tokens,
+            self.mismatched + other.mismatched,
+        )
 
     @classmethod
     def of(cls, samples: Iterable[Sample]) -> Self:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, cast
@@ -119,13 +119,19 @@ def publish(
     """
     queue = retry_queue(model) if retry else generate_queue(model)
     published = 0
-    remaining = iter(batches)
-    while chunk := list(islice(remaining, PUBLISH_BATCH)):
+    for chunk in chunks(batches):
         with _faults_told():
             _publish_chunk(app, run, queue, chunk)
             note_published(client, run.run_id, chunk)
         published += len(chunk)
     return published
+
+
+def chunks(batches: Iterable[str]) -> Iterator[list[str]]:
+    """PUBLISH_BATCH at a time: Redis answers nobody else while it does one command."""
+    remaining = iter(batches)
+    while chunk := list(islice(remaining, PUBLISH_BATCH)):
+        yield chunk
 
 
 def _publish_chunk(app: Celery, run: Run, queue: str, batches: Sequence[str]) -> None:

@@ -17,9 +17,10 @@ from celery import Celery
 from draftfleet import settings
 from draftfleet.claims import Claims, Lapsed, published_key
 from draftfleet.errors import CorruptFile, RunMissing, StorageError
+from draftfleet.index import fill
 from draftfleet.logs import event
 from draftfleet.names import parts_of
-from draftfleet.queue import publish, publish_training, queued
+from draftfleet.queue import chunks, publish, publish_training, queued
 from draftfleet.records import Prompt, Sample
 from draftfleet.runs import Run
 from draftfleet.storage import Storage
@@ -142,13 +143,14 @@ class Reconciler:
         sealed = run.sealed()
         if sealed is not None and self._finished.get(run.name) == sealed:
             return 0
-        outstanding = run.outstanding()
-        if sealed is not None and not outstanding:
-            self._finished[run.name] = sealed
+        done = run.done_bytes()
+        outstanding = run.outstanding(done)
         missing = self._missing(run, outstanding)
         if missing:
             log.warning(event("missing batches published again", run=run.name, batches=len(missing)))
             self._publish(run, missing)
+        if fill(run, done) and sealed is not None and not outstanding:
+            self._finished[run.name] = sealed
         return len(missing)
 
     def _missing(self, run: Run, outstanding: Sequence[str]) -> list[str]:
@@ -157,7 +159,8 @@ class Reconciler:
             return []
         claimed = Claims(self._client, run.run_id, self._knobs, "reconciler").held()
         now_s = int(self._client.time()[0])
-        stamps = self._client.hmget(published_key(run.run_id), list(outstanding))
+        key = published_key(run.run_id)
+        stamps = [stamp for names in chunks(outstanding) for stamp in self._client.hmget(key, names)]
         patience_s = self._knobs.republish_s if queued(self._client, model_of(run)) else self._knobs.grace_s
         return [
             batch

@@ -8,6 +8,8 @@
         split/train-000000.json          the batch goes on as single rows: train-000000.0000, train-000000.0001, ...
         dead/train-000000.0007.json       a row that is given up, with its error
         corrupt/                         shards that could not be read, moved aside
+        index/PROCESS-000000.jsonl       one line per shard that the process put (draftfleet/index.py)
+        ids/PROCESS-000000.parquet       the ids in the prompt shards, for the producer (producer/ids.py)
         drafters/NAME/                   checkpoints, logs, evaluation, exported folders of one drafter
 
 A batch holds prompts of one split, which its id begins with.
@@ -15,26 +17,22 @@ A batch holds prompts of one split, which its id begins with.
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 import draftfleet
+from draftfleet import index, shards
 from draftfleet.errors import CorruptFile, RunConflict, RunMissing
+from draftfleet.index import Entry, Index, Kind
 from draftfleet.names import parent_of, parts_of
 from draftfleet.outcomes import Counts
-from draftfleet.records import SAMPLE_SCHEMA, SCHEMA_VERSION, Prompt, Sample
+from draftfleet.records import SCHEMA_VERSION, Prompt, Sample
 from draftfleet.storage import Storage
 
 T = TypeVar("T")
@@ -61,6 +59,8 @@ class Run:
         self.info = info
         self.name = info.run
         self.run_id = info.run_id
+        self.index = Index(self)
+        self.ids_folder = f"{self.name}/ids"
 
     @classmethod
     def create(cls, storage: Storage, name: str, content: dict[str, Any], provenance: dict[str, Any]) -> Self:
@@ -109,15 +109,27 @@ class Run:
 
     # -- prompts
 
-    def write_prompts(self, batch: str, prompts: Iterable[Prompt]) -> bool:
-        """True if this call wrote the shard; False if it was there."""
-        lines = "".join(prompt.to_json() + "\n" for prompt in prompts)
-        return self.storage.put_if_absent(self._prompts(batch), gzip.compress(lines.encode(), mtime=0))
+    def write_prompts(self, batch: str, prompts: Sequence[Prompt]) -> bool:
+        """True if this call wrote the shard; False if it was there. Its line waits for `index.flush`."""
+        raw = shards.pack_prompts(prompts)
+        if not self.storage.put_if_absent(self._prompts(batch), raw):
+            return False
+        self.index.add(Entry.of("prompts", batch, raw, len(prompts)))
+        return True
+
+    def write_prompts_of(self, batches: Sequence[tuple[str, Sequence[Prompt]]]) -> int:
+        """Write the shards of several batches in order, up to the first that is there. Returns how many."""
+        raws = [shards.pack_prompts(prompts) for _, prompts in batches]
+        paths = [self._prompts(batch) for batch, _ in batches]
+        num_put = self.storage.put_in_order(list(zip(paths, raws, strict=True)))
+        for (batch, prompts), raw in list(zip(batches, raws, strict=True))[:num_put]:
+            self.index.add(Entry.of("prompts", batch, raw, len(prompts)))
+        return num_put
 
     def read_prompts(self, batch: str) -> list[Prompt]:
         """The prompts of a batch, one for a batch that was split off. Raises FileNotFoundError or CorruptFile."""
         parent, row = parent_of(batch)
-        prompts = self._parsed(self._prompts(parent), _prompts_in)
+        prompts = self._parsed(self._prompts(parent), shards.prompts_in)
         if row is None:
             return prompts
         if row >= len(prompts):
@@ -126,10 +138,7 @@ class Run:
 
     def batches(self) -> list[str]:
         """Ids of the batches that the producer made, in order."""
-        suffix = ".jsonl.gz"
-        return sorted(
-            name.removesuffix(suffix) for name in self.storage.list(f"{self.name}/prompts") if name.endswith(suffix)
-        )
+        return sorted(_without(".jsonl.gz", self.storage.list(f"{self.name}/prompts")))
 
     def work(self) -> list[str]:
         """Ids of the batches to be done: those that were split stand as their single rows."""
@@ -150,50 +159,66 @@ class Run:
     # -- samples
 
     def commit(self, batch: str, samples: list[Sample]) -> bool:
-        """Put the sample shard of a batch. True if this call put it; False if another attempt was first."""
+        """Put the sample shard of a batch. True if this call put it; False if another attempt was first.
+
+        Its line in the index waits for `index.flush`.
+        """
         counts = Counts.of(samples)
-        table = pa.Table.from_pylist([sample.to_row() for sample in samples], SAMPLE_SCHEMA)
-        footer = {"draftfleet.counts": json.dumps(asdict(counts)), "draftfleet.run_id": self.run_id}
-        sink = io.BytesIO()
-        pq.write_table(table.replace_schema_metadata(footer), sink, compression="zstd")
-        return self.storage.put_if_absent(self._samples(batch), sink.getvalue())
+        raw = shards.pack_samples(samples, counts, self.run_id)
+        if not self.storage.put_if_absent(self._samples(batch), raw):
+            return False
+        self.index.add(Entry.of("samples", batch, raw, len(samples), counts))
+        return True
 
     def is_done(self, batch: str) -> bool:
         return self.storage.exists(self._samples(batch))
 
     def done(self) -> list[str]:
         """Ids of the batches whose shard exists, in order."""
-        suffix = ".parquet"
-        return sorted(
-            name.removesuffix(suffix) for name in self.storage.list(f"{self.name}/samples") if name.endswith(suffix)
-        )
+        return sorted(_without(".parquet", self.storage.list(f"{self.name}/samples")))
+
+    def done_bytes(self) -> dict[str, int]:
+        """The size of each shard that exists, in order of their batches."""
+        sizes = self.storage.sizes(f"{self.name}/samples")
+        return {batch: sizes[f"{batch}.parquet"] for batch in sorted(_without(".parquet", sizes))}
 
     def counts(self, batch: str) -> Counts:
         """What a shard holds, from its footer alone. Raises CorruptFile."""
-        with self._reading(batch) as raw:
-            metadata = pq.read_schema(raw).metadata or {}
-            return Counts(**json.loads(metadata[b"draftfleet.counts"]))
+        return self._sampled(batch, shards.counts_in)
 
     def read_samples(self, batch: str) -> list[Sample]:
         """Raises FileNotFoundError or CorruptFile."""
-        with self._reading(batch) as raw:
-            rows = pq.read_table(raw).to_pylist()
-            return [Sample.from_row(cast(dict[str, Any], row)) for row in rows]
+        return self._sampled(batch, shards.samples_in)
+
+    def read_shard(self, kind: Kind, batch: str) -> bytes:
+        """The shard as it lies there. Raises FileNotFoundError."""
+        return self.storage.read(self._samples(batch) if kind == "samples" else self._prompts(batch))
+
+    def entry(self, kind: Kind, batch: str) -> Entry:
+        """What the index should say of a shard, read from all of it. Raises FileNotFoundError or CorruptFile."""
+        if kind == "samples":
+            return self._sampled(batch, lambda raw: index.sample_entry(batch, raw))
+        return self._parsed(self._prompts(batch), lambda raw: index.prompt_entry(batch, raw))
 
     def set_aside(self, batch: str) -> None:
-        """Move a shard that cannot be read to corrupt/, so that its batch is no longer done."""
+        """Move a shard that cannot be read to corrupt/, so that its batch is no longer done.
+
+        Its line is retracted first: should this process end in between, the shard has no line, and not a wrong one.
+        """
+        self.index.read()
+        self.index.add(Entry.retraction(batch))
+        self.index.flush()
         self.storage.rename(self._samples(batch), f"{self.name}/corrupt/{batch}-{int(time.time())}.parquet")
 
-    @contextmanager
-    def _reading(self, batch: str) -> Generator[io.BytesIO]:
+    def _sampled(self, batch: str, parse: Callable[[bytes], T]) -> T:
         path = self._samples(batch)
-        raw = io.BytesIO(self.storage.read(path))
+        raw = self.storage.read(path)
         try:
-            yield raw
-        except (pa.ArrowException, ValueError, TypeError, KeyError, OSError) as error:
+            return parse(raw)
+        except shards.READ_FAULTS as error:
             raise CorruptFile(
                 f"shard {self.storage.url}/{path} cannot be read: {error}. "
-                f"`draftfleet status --run {self.name} --repair` moves it aside and has its batch done again."
+                f"`draftfleet verify {self.name} --repair` moves it aside and has its batch done again."
             ) from None
 
     # -- partials: finished rows of batches that are not done
@@ -215,7 +240,7 @@ class Run:
         except FileNotFoundError:
             return []
         samples: list[Sample] = []
-        for line in _lines(raw.decode(errors="replace")):
+        for line in shards.lines(raw.decode(errors="replace")):
             try:
                 samples.append(Sample.from_json(line))
             except (ValueError, TypeError):
@@ -276,6 +301,26 @@ class Run:
         """The folder of a drafter. The trainer needs a real one."""
         return self.storage.local(f"{self.name}/drafters/{drafter}")
 
+    def share_drafter(self, drafter: str, part: str) -> None:
+        """A subfolder of a drafter is finished: let all nodes see it as it is here."""
+        self.storage.share(f"{self.name}/drafters/{drafter}/{part}")
+
+    def fetch_drafter(self, drafter: str, part: str) -> None:
+        """Bring what other nodes have finished of a subfolder of a drafter."""
+        self.storage.fetch(f"{self.name}/drafters/{drafter}/{part}")
+
+    def drafters(self) -> list[str]:
+        """Names of the drafters that were asked for, in order."""
+        return sorted(self.storage.folders(f"{self.name}/drafters"))
+
+    def read_drafter(self, drafter: str, name: str) -> dict[str, Any] | None:
+        """A JSON file of a drafter's folder; None if it is not there. Raises CorruptFile."""
+        path = f"{self.name}/drafters/{drafter}/{name}"
+        try:
+            return self._parsed(path, lambda raw: cast(dict[str, Any], json.loads(raw)))
+        except FileNotFoundError:
+            return None
+
     def _parsed(self, path: str, parse: Callable[[bytes], T]) -> T:
         """Raises FileNotFoundError or CorruptFile."""
         raw = self.storage.read(path)
@@ -291,17 +336,13 @@ class Run:
         return f"{self.name}/samples/{batch}.parquet"
 
 
-def _prompts_in(raw: bytes) -> list[Prompt]:
-    return [Prompt.from_json(line) for line in _lines(gzip.decompress(raw).decode())]
-
-
 def _rows_in(raw: bytes) -> int:
     return int(json.loads(raw)["rows"])
 
 
-def _lines(text: str) -> list[str]:
-    """Not `splitlines`: that also breaks at U+2028 and its like, which JSON leaves inside a text."""
-    return [line for line in text.split("\n") if line]
+def _without(suffix: str, names: Iterable[str]) -> list[str]:
+    """The names that end so, without that end."""
+    return [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
 
 
 def _json(value: dict[str, Any]) -> bytes:

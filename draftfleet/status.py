@@ -37,7 +37,7 @@ WATCH_S = 2.0
 
 def show(settings: Settings, *, watch: bool, as_json: bool, repair: bool) -> int:
     """Print the state of the run. Exit code 0; 1 if the accounting identity does not hold or shards are corrupt."""
-    run = Run.open(open_storage(settings.storage.url), settings.run)
+    run = Run.open(open_storage(settings.storage), settings.run)
     if repair:
         _repair(settings, run)
     accountant = Accountant(run)
@@ -69,13 +69,10 @@ def collect(settings: Settings, accountant: Accountant) -> dict[str, Any]:
 def drafters(run: Run) -> dict[str, Any]:
     """The live progress of each drafter of the run; step 0 for one that was asked for and has not begun."""
     found: dict[str, Any] = {}
-    for path in sorted(run.drafter_dir(".").glob("*/drafter-settings.json")):
-        progress = path.with_name("progress.json")
-        if progress.exists():
-            found[path.parent.name] = json.loads(progress.read_text())
-        else:
-            max_steps = json.loads(path.read_text())["trainer"]["max_steps"]
-            found[path.parent.name] = NOT_BEGUN | {"max_steps": max_steps}
+    for name in run.drafters():
+        if (pinned := run.read_drafter(name, "drafter-settings.json")) is not None:
+            progress = run.read_drafter(name, "progress.json")
+            found[name] = progress or NOT_BEGUN | {"max_steps": pinned["trainer"]["max_steps"]}
     return found
 
 

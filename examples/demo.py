@@ -95,7 +95,7 @@ def demo(workspace: Path, flags: dict[str, Any]) -> dict[str, Any]:
             f"  {made.prompts:,} prompts ({made.new:,} new): {made.train:,} to train on, {made.heldout:,} held out, of "
             f"which {made.overlap} stand among the others too; {made.duplicates} duplicates, {made.malformed} malformed"
         )
-        run = Run.open(open_storage(settings.storage.url), settings.run)
+        run = Run.open(open_storage(settings.storage), settings.run)
         is_answered = Accountant(run).account().is_complete
         if not Drafter.of(run, name).is_trained:
             step("draftfleet train")
@@ -154,7 +154,7 @@ def step(command: str, words: str = "") -> None:
 def tell_found(settings: Settings, workspace: Path) -> None:
     console.print(f"[bold]draftfleet demo[/bold]: from prompts to a drafter, in {workspace}")
     try:
-        run = Run.open(open_storage(settings.storage.url), settings.run)
+        run = Run.open(open_storage(settings.storage), settings.run)
     except RunMissing:
         return
     drafter = Drafter.of(run, settings.trainer.drafter)

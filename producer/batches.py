@@ -1,8 +1,8 @@
 """From prompts to batches of one split, and from batches to prompt shards and references in the queue.
 
 A shard is written before its reference is published: a crash in between leaves a batch that the reconciler, or the
-next `produce`, publishes. Batch numbers are dense and a shard is put only if absent, so that two producers that both
-went on from the same shards cannot both succeed.
+next `produce`, publishes. Batch numbers are dense and shards are put in their order, each only if absent, so that two
+producers that both went on from the same shards cannot both succeed: who meets the other's number puts nothing beyond.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from draftfleet.records import Prompt
 from draftfleet.runs import Run
 
 SPLITS: tuple[Split, ...] = ("train", "heldout")
-WAITING_BATCHES = 32
-"""Full batches that may wait to be written, and so the largest group that is published at once."""
+WAITING_BATCHES = 64
+"""Full batches that may wait to be written, and so the largest group that is put and published at once."""
 
 Batch = tuple[str, list[Prompt]]
 Publish = Callable[[list[str]], object]
+Note = Callable[[Batch], object]
 
 
 def next_numbers(batches: Iterable[str]) -> dict[Split, int]:
@@ -33,6 +34,11 @@ def next_numbers(batches: Iterable[str]) -> dict[Split, int]:
         split = split_of(batch)
         numbers[split] = max(numbers[split], int(batch.rpartition("-")[2]) + 1)
     return numbers
+
+
+def first_asked(batches: Iterable[str]) -> list[str]:
+    """Without the batches that ask rows again: their prompts are those of others."""
+    return [batch for batch in batches if "-again-" not in batch]
 
 
 class Batches:
@@ -65,16 +71,18 @@ class Batches:
 class Writer:
     """Writes prompt shards and publishes them, in order, in a thread: reading goes on while the disk syncs.
 
-    Each round takes all that waits. A slow source has each batch published as it fills; a fast one is published in
-    groups. `may_write` is asked before each shard and raises where this producer has lost its right to the run. On a
-    clean exit everything is written and published; an error in the thread is raised by the next `put`, or at the exit.
+    Each round takes all that waits. A slow source has each batch published as it fills; a fast one is put and published
+    in groups. `may_write` is asked before each group and raises where this producer has lost its right to the run.
+    `note` is told, in the thread, of each batch whose shard is there. On a clean exit everything is written and
+    published; an error in the thread is raised by the next `put`, or at the exit.
     """
 
-    def __init__(self, run: Run, publish: Publish, may_write: Callable[[], None]) -> None:
+    def __init__(self, run: Run, publish: Publish, may_write: Callable[[], None], note: Note) -> None:
         self.num_written = 0
         self._run = run
         self._publish = publish
         self._may_write = may_write
+        self._note = note
         self._waiting: queue.Queue[Batch | None] = queue.Queue(WAITING_BATCHES)
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="prompt shards", daemon=True)
@@ -120,15 +128,18 @@ class Writer:
         return group, False
 
     def _write(self, group: list[Batch]) -> None:
-        for batch, prompts in group:
-            self._may_write()
-            if self.num_written == 0:
-                self._run.unseal()
-            if not self._run.write_prompts(batch, prompts):
-                raise RunBusy(
-                    f"run {self._run.name}: batch {batch} was put by another producer in the meantime. "
-                    "One producer per run at a time: stop the other one, then produce again; nothing is doubled."
-                )
-            self.num_written += 1
-        if group:
-            self._publish([batch for batch, _ in group])
+        if not group:
+            return
+        self._may_write()
+        if self.num_written == 0:
+            self._run.unseal()
+        num_put = self._run.write_prompts_of(group)
+        if num_put < len(group):
+            raise RunBusy(
+                f"run {self._run.name}: batch {group[num_put][0]} was put by another producer in the meantime. "
+                "One producer per run at a time: stop the other one, then produce again; nothing is doubled."
+            )
+        self.num_written += num_put
+        for batch in group:
+            self._note(batch)
+        self._publish([batch for batch, _ in group])

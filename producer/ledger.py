@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Iterable
-from typing import Self
 
 from draftfleet.names import Split
 from draftfleet.records import Prompt
-from draftfleet.runs import Run
-from producer.prompts import overlap_key
+from producer.ids import Held
+
+HELDOUT, MET = 1, 2
+"""Bits of what is known of a prompt: its split in the run, and whether this pass met it."""
 
 
 class Ledger:
-    """About 200 bytes a prompt: a million fit into a quarter of a gigabyte."""
+    """About 100 bytes a prompt: a million fit into a tenth of a gigabyte."""
 
     def __init__(self) -> None:
         self.new = 0
@@ -21,45 +22,45 @@ class Ledger:
         self.duplicates = 0
         self.pass_splits: Counter[Split] = Counter()
         self.run_splits: Counter[Split] = Counter()
-        self._held: dict[int, Split] = {}
-        self._met: set[int] = set()
-        self._train_texts: set[int] = set()
-        self._heldout_texts: Counter[int] = Counter()
+        self._known: dict[int, int] = {}
 
-    @classmethod
-    def of(cls, run: Run, batches: Iterable[str]) -> Self:
-        """Read the ids from the prompt shards: they are the truth about what an earlier, or killed, pass has added."""
-        ledger = cls()
-        for batch in batches:
-            for prompt in run.read_prompts(batch):
-                ledger._hold(prompt)
-        return ledger
+    def hold(self, held: Held) -> None:
+        """Note what the run holds from before this pass."""
+        self._known.update(dict.fromkeys(held.ids, HELDOUT if held.split == "heldout" else 0))
+        self.run_splits[held.split] += len(held.ids)
 
     def meet(self, prompt: Prompt) -> bool:
         """Count a prompt of this pass. True if the run lacks it: it is to be added, and is held from now on."""
         identity = int(prompt.prompt_id, 16)
-        if identity in self._met:
+        known = self._known.get(identity)
+        if known is None:
+            self._known[identity] = MET | (HELDOUT if prompt.split == "heldout" else 0)
+            self.new += 1
+            self.run_splits[prompt.split] += 1
+            self.pass_splits[prompt.split] += 1
+            return True
+        if known & MET:
             self.duplicates += 1
             return False
-        self._met.add(identity)
-        is_new = identity not in self._held
-        if is_new:
-            self.new += 1
-            self._hold(prompt)
-        else:
-            self.already += 1
-        self.pass_splits[self._held[identity]] += 1
-        return is_new
+        self._known[identity] = known | MET
+        self.already += 1
+        self.pass_splits["heldout" if known & HELDOUT else "train"] += 1
+        return False
 
-    @property
-    def overlap(self) -> int:
-        """Held-out prompts of the run whose last user turn, normalised, also stands among the train prompts."""
-        return sum(count for text, count in self._heldout_texts.items() if text in self._train_texts)
 
-    def _hold(self, prompt: Prompt) -> None:
-        self._held[int(prompt.prompt_id, 16)] = prompt.split
-        self.run_splits[prompt.split] += 1
-        if prompt.split == "train":
-            self._train_texts.add(overlap_key(prompt.messages))
+class Overlap:
+    """Held-out prompts whose last user turn, normalised, also stands among the train prompts. 8 bytes a prompt."""
+
+    def __init__(self) -> None:
+        self._train = array("q")
+        self._heldout: Counter[int] = Counter()
+
+    def add(self, held: Held) -> None:
+        if held.split == "train":
+            self._train.extend(held.texts)
         else:
-            self._heldout_texts[overlap_key(prompt.messages)] += 1
+            self._heldout.update(held.texts)
+
+    def count(self) -> int:
+        shared = {text for text in self._train if text in self._heldout}
+        return sum(self._heldout[text] for text in shared)

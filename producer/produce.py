@@ -6,7 +6,6 @@ source -> reading (prompts, or a counted fault) -> ledger (new, or known) -> bat
 
 from __future__ import annotations
 
-import json
 import logging
 import platform
 import re
@@ -16,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -25,6 +23,7 @@ from typing import Any
 import redis
 from tenacity import RetryCallState, retry, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
+from draftfleet import settings as sections
 from draftfleet import tokens
 from draftfleet.errors import QueueError, RunMissing, SettingsError, TargetError
 from draftfleet.logs import event
@@ -34,47 +33,17 @@ from draftfleet.records import Prompt
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.storage import Storage, open_storage, probe
-from producer.batches import Batches, Publish, Writer, next_numbers
+from producer.batches import Batch, Batches, Publish, Writer, first_asked, next_numbers
+from producer.ids import Held, IdFiles, read_held
 from producer.lease import Lease
-from producer.ledger import Ledger
+from producer.ledger import Ledger, Overlap
 from producer.progress import watched
 from producer.reading import Reading
+from producer.report import Report, report_of, totals
 from producer.sources import Source, open_source
+from producer.unchanged import earlier_report, fingerprint, passes_of, with_pass
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What one pass over a data set met. `lines` = `prompts` + `duplicates` + `malformed` + `rejected`.
-
-    `prompts` are the distinct ones: `new` + `already` (in the run before), and `train` + `heldout`. The `run_` counts
-    and `overlap`, held-out prompts whose normalised text also stands among the train prompts, are of the whole run.
-    """
-
-    run: str
-    run_id: str
-    source: str
-    lines: int
-    prompts: int
-    new: int
-    already: int
-    duplicates: int
-    malformed: int
-    rejected: int
-    rejected_for: dict[str, int]
-    train: int
-    heldout: int
-    batches: int
-    run_prompts: int
-    run_train: int
-    run_heldout: int
-    run_batches: int
-    overlap: int
-    seconds: float
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), ensure_ascii=False)
 
 
 def produce(settings: Settings, *, progress: bool) -> Report:
@@ -86,7 +55,7 @@ def produce(settings: Settings, *, progress: bool) -> Report:
     _check(settings)
     source = open_source(settings.producer)
     reading = Reading(source, settings.producer)
-    shared = open_storage(settings.storage.url)
+    shared = open_storage(settings.storage)
     probe(shared)
     client, app = connect(settings), make_app(settings)
     with watched(source, reading, enabled=progress), _queue_faults():
@@ -98,7 +67,7 @@ def produce(settings: Settings, *, progress: bool) -> Report:
                 run,
                 prompts,
                 reading,
-                batch_size=settings.producer.batch_size,
+                settings.producer,
                 publish=publish_batches,
                 may_write=lease.check,
             )
@@ -108,25 +77,49 @@ def fill(
     run: Run,
     prompts: Iterator[Prompt],
     reading: Reading,
+    knobs: sections.Producer,
     *,
-    batch_size: int,
     publish: Publish,
     may_write: Callable[[], None],
 ) -> Report:
     """Write and publish the prompts that the run lacks, then seal it. `reading` counts what yields `prompts`."""
     started = time.monotonic()
-    present = run.batches()
-    ledger = Ledger.of(run, present)
-    with Writer(run, publish, may_write) as writer:
-        batches = Batches(batch_size, next_numbers(present), writer.put)
+    present = first_asked(run.batches())
+    known = fingerprint(reading.source, knobs)
+    if (report := earlier_report(run, reading.source, known, present)) is not None:
+        log.info(event("data set unchanged, not read again", run=run.name, source=report.source))
+        return report
+    passes = passes_of(run)
+    ledger, overlap, id_files = Ledger(), Overlap(), IdFiles(run)
+    for held, is_filed in read_held(run, present):
+        ledger.hold(held)
+        overlap.add(held)
+        if not is_filed:
+            id_files.add(held)
+
+    def note(batch: Batch) -> None:
+        held = Held.of(*batch)
+        overlap.add(held)
+        id_files.add(held)
+
+    with Writer(run, publish, may_write, note) as writer:
+        batches = Batches(knobs.batch_size, next_numbers(present), writer.put)
         for prompt in prompts:
             if ledger.meet(prompt):
                 batches.add(prompt)
         batches.close()
-    batches_written, seconds = writer.num_written, time.monotonic() - started
-    report = _report(run, reading, ledger, num_before=len(present), num_written=batches_written, seconds=seconds)
+    id_files.flush()
+    report = report_of(
+        run,
+        reading,
+        ledger,
+        num_before=len(present),
+        num_written=writer.num_written,
+        overlap=overlap.count(),
+        seconds=time.monotonic() - started,
+    )
     may_write()
-    run.seal(_totals(report, reading.source))
+    run.seal(totals(report, reading.source, with_pass(passes, known, report, reading.source)))
     return report
 
 
@@ -208,48 +201,6 @@ def _fingerprint(path: str) -> str | None:
     except TargetError as error:
         log.warning(event("target fingerprint unknown", path=path, why=error))
         return None
-
-
-def _report(run: Run, reading: Reading, ledger: Ledger, *, num_before: int, num_written: int, seconds: float) -> Report:
-    report = Report(
-        run=run.name,
-        run_id=run.run_id,
-        source=reading.source.name,
-        lines=reading.lines,
-        prompts=ledger.new + ledger.already,
-        new=ledger.new,
-        already=ledger.already,
-        duplicates=ledger.duplicates,
-        malformed=reading.malformed,
-        rejected=reading.rejected.total(),
-        rejected_for=dict(reading.rejected),
-        train=ledger.pass_splits["train"],
-        heldout=ledger.pass_splits["heldout"],
-        batches=num_written,
-        run_prompts=ledger.run_splits.total(),
-        run_train=ledger.run_splits["train"],
-        run_heldout=ledger.run_splits["heldout"],
-        run_batches=num_before + num_written,
-        overlap=ledger.overlap,
-        seconds=seconds,
-    )
-    assert report.lines == report.prompts + report.duplicates + report.malformed + report.rejected, report
-    assert report.prompts == report.train + report.heldout, report
-    return report
-
-
-def _totals(report: Report, source: Source) -> dict[str, Any]:
-    """sealed.json: `prompts` and its fellows are of the whole run, `last_pass` is the report of this one."""
-    return {
-        "prompts": report.run_prompts,
-        "train": report.run_train,
-        "heldout": report.run_heldout,
-        "batches": report.run_batches,
-        "overlap": report.overlap,
-        "last_pass": asdict(report),
-        "last_source": source.provenance,
-        "sealed_at": time.time(),
-    }
 
 
 def _patient(publish_batches: Publish, patience_s: float) -> Publish:

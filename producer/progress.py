@@ -1,8 +1,10 @@
-"""The bar on standard error: how far, how many lines a second, how many prompts, how long still."""
+"""How far, how many lines a second, how many prompts, how long still: a bar on a terminal, a log line elsewhere."""
 
 from __future__ import annotations
 
+import logging
 import sys
+import threading
 import time
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
@@ -10,18 +12,42 @@ from contextlib import contextmanager
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from draftfleet.logs import event
 from producer.reading import Reading
 from producer.sources import Source
+
+log = logging.getLogger(__name__)
+
+TELL_S = 30.0
+"""Seconds between two log lines where there is no bar."""
 
 
 @contextmanager
 def watched(source: Source, reading: Reading, *, enabled: bool) -> Generator[None]:
-    """Show the bar while the block runs, if it is wanted and standard error is a terminal."""
-    if not (enabled and sys.stderr.isatty()):
-        yield
+    """Show the bar while the block runs, if it is wanted and standard error is a terminal; log lines if not."""
+    if enabled and sys.stderr.isatty():
+        with _Bar(source, reading):
+            yield
         return
-    with _Bar(source, reading):
+    ended = threading.Event()
+    thread = threading.Thread(target=_tell, args=(source, reading, ended), name="progress", daemon=True)
+    thread.start()
+    try:
         yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _tell(source: Source, reading: Reading, ended: threading.Event) -> None:
+    started = time.monotonic()
+    while not ended.wait(TELL_S):
+        seconds = time.monotonic() - started
+        fields: dict[str, object] = {"lines": reading.lines, "lines_per_s": reading.lines / seconds}
+        if source.size and source.position:
+            share = min(source.position / source.size, 1)
+            fields |= {"percent": 100 * share, "left_s": seconds / share - seconds}
+        log.info(event("data set read on", source=source.name, **fields))
 
 
 class _Bar(Progress):

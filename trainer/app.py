@@ -33,7 +33,7 @@ def serve(settings: Settings) -> int:
     Returns the exit code. Raises QueueRefused if Redis refuses the login, StorageError if the storage is unfit.
     """
     app = make_app(settings)
-    storage = open_storage(settings.storage.url)
+    storage = open_storage(settings.storage)
     probe(storage)
     stop = threading.Event()
     with _signals(stop):

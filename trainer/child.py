@@ -89,6 +89,7 @@ def supervise(
     Raises TrainingError, with what the child said last, if it failed.
     """
     drafter = settings.trainer.drafter
+    run.fetch_drafter(drafter, "checkpoints")
     output = run.drafter_dir(drafter) / "train.log"
     said_before = output.stat().st_size if output.exists() else 0
     child = children.spawn(

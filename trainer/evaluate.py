@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -98,8 +97,9 @@ def evaluate(settings: Settings, *, progress: bool) -> Evaluation:
     Raises DrafterError without a drafter, TargetError if it does not fit the target, TrainingError without prompts.
     """
     started = time.monotonic()
-    run = Run.open(open_storage(settings.storage.url), settings.run)
+    run = Run.open(open_storage(settings.storage), settings.run)
     home = run.drafter_dir(settings.trainer.drafter)
+    run.fetch_drafter(settings.trainer.drafter, "checkpoints")
     found = checkpoint.latest(home)
     if found is None:
         raise DrafterError(
@@ -145,7 +145,7 @@ def evaluate(settings: Settings, *, progress: bool) -> Evaluation:
         seconds=time.monotonic() - started,
         dtype=settings.evaluation.dtype,
     )
-    _write(home / FILE, evaluation)
+    run.storage.put(f"{run.name}/drafters/{settings.trainer.drafter}/{FILE}", evaluation.to_json().encode())
     log.info(
         event(
             "evaluation done",
@@ -254,10 +254,3 @@ def _logged(items: Sequence[T], title: str) -> Iterable[T]:
             spoken = now
             left_s = (now - started) / done * (len(items) - done)
             log.info(event("evaluation went on", what=title, done=done, of=len(items), left_s=round(left_s)))
-
-
-def _write(path: Path, evaluation: Evaluation) -> None:
-    """In one step, so that no reader sees half of it."""
-    staged = path.with_name(f".{path.name}.{os.getpid()}")
-    staged.write_text(evaluation.to_json())
-    os.replace(staged, path)

@@ -36,7 +36,7 @@ def enqueue(settings: Settings) -> str:
     or QueueError.
     """
     check_processes(settings.trainer.processes, settings.trainer.accumulation)
-    run = Run.open(open_storage(settings.storage.url), settings.run)
+    run = Run.open(open_storage(settings.storage), settings.run)
     connect(settings).close()
     drafter = settings.trainer.drafter
     pin(run, settings)

@@ -61,7 +61,7 @@ STOPPED = 128 + signal.SIGTERM
 def train(settings: Settings, stop: threading.Event) -> bool:
     """Train the drafter that the settings name, from its latest checkpoint. False if it was stopped before its end."""
     knobs = settings.trainer
-    run = Run.open(open_storage(settings.storage.url), settings.run)
+    run = Run.open(open_storage(settings.storage), settings.run)
     device = choose_device(knobs.device)
     team = Team.join(device)
     check_processes(team.size, knobs.accumulation)
@@ -129,6 +129,7 @@ def fit(
                     keep=knobs.keep_checkpoints,
                     may_put=may_put,
                 )
+                run.share_drafter(knobs.drafter, "checkpoints")
                 meter.saved(state, feed)
 
         while state.step < knobs.max_steps and not stopping:

@@ -39,7 +39,7 @@ def work(settings: Settings, reload: Callable[[], Settings] | None = None) -> in
     """
     settings = _with_servers(settings)
     app = make_app(settings)
-    storage = open_storage(settings.storage.url)
+    storage = open_storage(settings.storage)
     with NodeLock() as lock, Signals(None if reload is None else lambda: node.reload(_with_servers(reload()))) as told:
         for url in settings.worker.servers:
             lock.take(url)

@@ -7,6 +7,8 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable
 
+from draftfleet.errors import StorageError
+from draftfleet.index import Index
 from draftfleet.live import RunReport
 from draftfleet.logs import event
 from draftfleet.outcomes import Counts
@@ -36,6 +38,7 @@ class Holdings:
         self._reserved: set[Key] = set()
         self._settling: set[Key] = set()
         self._batches: dict[Key, tuple[Batch, Partials]] = {}
+        self._indexes: dict[str, Index] = {}
 
     def reserve(self, key: Key) -> bool:
         """False if this process is at work on it: Redis may have forgotten our claim and given the message again."""
@@ -48,6 +51,7 @@ class Holdings:
     def hold(self, batch: Batch, partials: Partials) -> None:
         with self._lock:
             self._batches[batch.key] = batch, partials
+            self._indexes[batch.run.run_id] = batch.run.index
 
     def drop(self, key: Key) -> None:
         """Its claim is no longer renewed. It stays reserved until its task has ended."""
@@ -104,7 +108,7 @@ class Holdings:
             self._on_lost(batch)
 
     def checkpoint(self) -> int:
-        """Write the rows finished since the last time, one file per run. Returns how many rows.
+        """Write the rows finished since the last time, one file per run, and the index. Returns how many rows.
 
         Waits while the storage cannot be written; raises StorageUnwritable only if the worker is told to stop.
         """
@@ -120,7 +124,19 @@ class Holdings:
                 self._guard.run("writing finished rows", lambda p=partials, f=flat: p.write(f))
                 for batch, samples in rows:
                     batch.saved(samples)
+            with self._lock:
+                indexes = list(self._indexes.values())
+            for index in indexes:
+                self._guard.run("writing the shard index", index.flush)
             return sum(len(samples) for rows in by_partials.values() for _, samples in rows)
+
+    def close(self) -> None:
+        """The tasks have ended: write the index of what they committed. What cannot be written is filled in later."""
+        for index in self._indexes.values():
+            try:
+                index.flush()
+            except (StorageError, OSError) as error:
+                log.warning(event("shard index not written", error=str(error)))
 
     def reports(self) -> list[RunReport]:
         """Per run, the rows that are finished here and stand in no shard."""

@@ -249,6 +249,7 @@ class Node:
             for batch in self.holdings.all():
                 batch.stop("draining")
             left = self.holdings.wait_until_free(TASKS_END_S)
+            self.holdings.close()
             log.info(event("worker drained", batches_left=left, seconds=time.monotonic() - begun))
             self.drained.set()
 

@@ -28,7 +28,17 @@ class Storage(Section):
     """Where runs live: prompts, samples, checkpoints, drafters. Every node sees the same."""
 
     url: str = Field(
-        default="file://draftfleet-data", description="Folder that all nodes share: file://FOLDER or a plain path."
+        default="file://draftfleet-data",
+        description="What all nodes share: file://FOLDER, a plain path, or s3://BUCKET/PREFIX.",
+    )
+    endpoint_url: str | None = Field(
+        default=None, description="Address of an S3 store outside AWS: http://HOST:PORT. Unset: AWS' own."
+    )
+    local_dir: str | None = Field(
+        default=None, description="With s3://, a folder of this node in which drafters are trained and exported."
+    )
+    min_free_gb: NonNegativeFloat = Field(
+        default=1, description="With less room than this in the shared folder, in GB, the node pauses. 0: never."
     )
 
 

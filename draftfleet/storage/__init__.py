@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 from draftfleet.errors import StorageError, StorageUnsafe
 from draftfleet.storage.file import PROBED, FileStorage
+
+if TYPE_CHECKING:
+    from draftfleet import settings
 
 __all__ = ["FileStorage", "Storage", "open_storage", "probe"]
 
@@ -31,6 +34,13 @@ class Storage(Protocol):
         """Put the file unless it is there. True if this call put it. Durable on return."""
         ...
 
+    def put_in_order(self, files: Sequence[tuple[str, bytes]]) -> int:
+        """Put several files of one folder, one after the other, up to the first that is there. Returns how many.
+
+        What one call puts is never beyond a file that another has put. All are durable on return.
+        """
+        ...
+
     def put(self, path: str, data: bytes) -> None:
         """Put or replace the file in one step. Only for control files that one process owns."""
         ...
@@ -45,8 +55,16 @@ class Storage(Protocol):
         """Names of the files in a folder, in no order; nothing if the folder is not there."""
         ...
 
-    def folders(self) -> Iterator[str]:
-        """Names of the folders at the top, in no order."""
+    def sizes(self, folder: str) -> dict[str, int]:
+        """The same names with the files' sizes in bytes."""
+        ...
+
+    def folders(self, folder: str = "") -> Iterator[str]:
+        """Names of the folders in a folder, at the top if none is named, in no order."""
+        ...
+
+    def free_bytes(self) -> int | None:
+        """How much more it can hold; None where it does not say."""
         ...
 
     def delete(self, path: str) -> None:
@@ -65,13 +83,36 @@ class Storage(Protocol):
         """The same path for code that needs a real folder. Raises StorageError where the storage has none."""
         ...
 
+    def share(self, path: str) -> None:
+        """What was written into this folder through `local` is finished: let all nodes see it as it is there."""
+        ...
 
-def open_storage(url: str) -> Storage:
-    """The storage behind `file://FOLDER` or a plain path. Raises StorageError on another scheme."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("", "file"):
-        raise StorageError(f"storage.url = {url}: {parts.scheme}:// is not known; use file://FOLDER or a plain path.")
-    return FileStorage(url.removeprefix("file://"))
+    def fetch(self, path: str) -> None:
+        """Before a folder is read through `local`: bring what other nodes shared of it."""
+        ...
+
+
+def open_storage(where: settings.Storage | str) -> Storage:
+    """The storage that the settings name, or that of a URL alone. Raises StorageError on another scheme."""
+    url, endpoint_url, local_dir = (
+        (where, None, None) if isinstance(where, str) else (where.url, where.endpoint_url, where.local_dir)
+    )
+    match urlsplit(url).scheme:
+        case "" | "file":
+            return FileStorage(url.removeprefix("file://"))
+        case "s3":
+            try:
+                from draftfleet.storage.s3 import S3Storage  # noqa: PLC0415  brings boto3, which folders can do without
+            except ModuleNotFoundError as error:
+                raise StorageError(
+                    f"storage.url = {url} needs the package {error.name}, which is not installed here: "
+                    "install draftfleet with its extra, `pip install '.[s3]'`."
+                ) from None
+            return S3Storage(url, endpoint_url=endpoint_url, local_dir=local_dir)
+        case scheme:
+            raise StorageError(
+                f"storage.url = {url}: {scheme}:// is not known; use file://FOLDER, a plain path, or s3://BUCKET/PREFIX."
+            )
 
 
 def probe(storage: Storage) -> None:
@@ -85,7 +126,7 @@ def probe(storage: Storage) -> None:
         if (first, second) != (True, False) or storage.read(path) != b"first":
             raise StorageUnsafe(
                 f"{storage.url} let two writers put the same file: two workers could overwrite each other's samples. "
-                "Use a POSIX file system with hard links."
+                "Use a POSIX file system with hard links, or a store with conditional writes (docs/storage.md)."
             )
     finally:
         with contextlib.suppress(StorageError):  # the first error says it

@@ -6,6 +6,7 @@ import errno
 import multiprocessing
 import os
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,10 @@ from draftfleet.errors import StorageError, StorageUnreadable, StorageUnsafe, St
 from draftfleet.storage import FileStorage, Storage, open_storage, probe
 
 
-@pytest.fixture(params=["file"])
+@pytest.fixture(params=["file", "s3"])
 def any_storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
-    return {"file": lambda: FileStorage(tmp_path / "shared")}[request.param]()
+    urls = {"file": lambda: f"file://{tmp_path}/shared", "s3": lambda: request.getfixturevalue("s3_url")}
+    return open_storage(urls[request.param]())
 
 
 def test_the_first_put_wins_and_the_second_is_told_so(any_storage: Storage) -> None:
@@ -48,6 +50,39 @@ def test_of_racing_processes_exactly_one_wins_each_path_and_its_bytes_are_there(
     assert all(any_storage.read(f"race/{path}") == str(number).encode() * 1000 for path, number in wins.items())
 
 
+def test_files_are_put_in_order_and_none_beyond_one_that_is_there(any_storage: Storage) -> None:
+    files = [(f"folder/{number}", str(number).encode()) for number in range(20)]
+    any_storage.put_if_absent("folder/13", b"another's")
+
+    assert any_storage.put_in_order(files[:5]) == 5
+    assert any_storage.put_in_order(files[5:]) == 8
+    assert any_storage.put_in_order([]) == 0
+
+    assert sorted(any_storage.list("folder"), key=int) == [str(number) for number in range(14)]
+    assert [any_storage.read(path) for path, _ in files[:14]] == [*(data for _, data in files[:13]), b"another's"]
+
+
+def _race_in_order(url: str, number: int, answers: multiprocessing.Queue[tuple[int, int]]) -> None:
+    files = [(f"race/{path:03d}", str(number).encode() * 1000) for path in range(50)]
+    answers.put((number, open_storage(url).put_in_order(files)))
+
+
+def test_of_processes_that_put_the_same_names_in_order_only_one_goes_on(any_storage: Storage) -> None:
+    context = multiprocessing.get_context("spawn")
+    answers: multiprocessing.Queue[tuple[int, int]] = context.Queue()
+    racers = [context.Process(target=_race_in_order, args=(any_storage.url, number, answers)) for number in range(3)]
+
+    for racer in racers:
+        racer.start()
+    num_put = dict(answers.get(timeout=60) for _ in racers)
+    for racer in racers:
+        racer.join()
+
+    assert sorted(num_put.values()) == [0, 0, 50]
+    winner = str(max(num_put, key=lambda number: num_put[number])).encode()
+    assert {any_storage.read(f"race/{path:03d}") for path in range(50)} == {winner * 1000}
+
+
 def test_put_replaces_and_leaves_no_other_file(any_storage: Storage) -> None:
     any_storage.put("folder/control.json", b"one")
 
@@ -55,6 +90,45 @@ def test_put_replaces_and_leaves_no_other_file(any_storage: Storage) -> None:
 
     assert any_storage.read("folder/control.json") == b"two"
     assert list(any_storage.list("folder")) == ["control.json"]
+
+
+def test_the_same_bytes_put_twice_were_put_once(any_storage: Storage) -> None:
+    assert [any_storage.put_if_absent("a", b"same") for _ in range(2)] == [True, False]
+
+
+def test_files_are_listed_with_their_sizes_and_without_folders_and_hidden_ones(any_storage: Storage) -> None:
+    for path in ("run/samples/a", "run/samples/b", "run/samples/.hidden", "run/samples/deeper/c", "run/samples-2/d"):
+        any_storage.put(path, b"12345")
+
+    assert sorted(any_storage.list("run/samples")) == ["a", "b"]
+    assert any_storage.sizes("run/samples") == {"a": 5, "b": 5}
+    assert sorted(any_storage.folders("run")) == ["samples", "samples-2"]
+
+
+def test_more_files_than_a_page_of_a_listing_are_all_there(any_storage: Storage) -> None:
+    names = {f"{number:04d}" for number in range(1003)}
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda name: any_storage.put(f"many/{name}", b""), names))
+
+    assert set(any_storage.list("many")) == names
+
+
+def test_a_renamed_file_is_there_under_its_new_name_alone(any_storage: Storage) -> None:
+    any_storage.put("run/a", b"data")
+
+    any_storage.rename("run/a", "corrupt/b")
+
+    assert (any_storage.exists("run/a"), any_storage.read("corrupt/b")) == (False, b"data")
+    with pytest.raises(FileNotFoundError):
+        any_storage.rename("run/a", "corrupt/c")
+
+
+def test_a_path_can_be_put_again_after_it_was_deleted(any_storage: Storage) -> None:
+    any_storage.put_if_absent("a", b"first")
+    any_storage.delete("a")
+
+    assert any_storage.put_if_absent("a", b"second") is True
+    assert any_storage.read("a") == b"second"
 
 
 def test_what_is_not_there_is_absent_and_not_an_error_to_list_or_delete(any_storage: Storage) -> None:

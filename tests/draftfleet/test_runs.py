@@ -117,7 +117,7 @@ def test_a_damaged_shard_is_named_with_the_repair_and_can_be_set_aside(
     path = storage.root / f"run/samples/{BATCH}.parquet"
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2] if damage is None else damage)
 
-    with pytest.raises(CorruptFile, match="status --run run --repair"):
+    with pytest.raises(CorruptFile, match="verify run --repair"):
         run.read_samples(BATCH)
     run.set_aside(BATCH)
 

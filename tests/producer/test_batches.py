@@ -19,6 +19,9 @@ Prompts = Callable[..., list[Prompt]]
 def always() -> None: ...
 
 
+def ignore(_: Batch) -> None: ...
+
+
 def write_all(writer: Writer, prompts: Iterable[Prompt]) -> None:
     """Each prompt as a batch of its own."""
     with writer:
@@ -55,7 +58,7 @@ def test_each_shard_is_there_when_its_reference_is_published(run: Run, make_prom
         missing.extend(batch for batch in batches if batch not in run.batches())
         published.extend(batches)
 
-    writer = Writer(run, publish, always)
+    writer = Writer(run, publish, always, ignore)
     write_all(writer, make_prompts(2 * WAITING_BATCHES))
 
     assert published == run.batches()
@@ -66,7 +69,7 @@ def test_each_shard_is_there_when_its_reference_is_published(run: Run, make_prom
 def test_a_batch_is_published_while_no_further_one_comes(run: Run, make_prompts: Prompts) -> None:
     published = threading.Event()
 
-    with Writer(run, lambda _: published.set(), always) as writer:
+    with Writer(run, lambda _: published.set(), always, ignore) as writer:
         writer.put((batch_id("train", 0), make_prompts(1)))
 
         assert published.wait(30)
@@ -77,7 +80,7 @@ def test_a_number_that_another_producer_has_put_stops_this_one(run: Run, make_pr
     run.write_prompts(batch_id("train", 1), make_prompts(1))
 
     with pytest.raises(RunBusy, match="train-000001 was put by another producer"):
-        write_all(Writer(run, published.extend, always), make_prompts(3, start=10))
+        write_all(Writer(run, published.extend, always, ignore), make_prompts(3, start=10))
 
     assert run.batches() == ["train-000000", "train-000001"]
     assert run.read_prompts("train-000001") == make_prompts(1)
@@ -88,7 +91,7 @@ def test_an_error_of_the_writing_thread_reaches_the_reader_however_much_waits(ru
         raise ConnectionError("gone")
 
     with pytest.raises(ConnectionError, match="gone"):
-        write_all(Writer(run, refuse, always), make_prompts(10 * WAITING_BATCHES))
+        write_all(Writer(run, refuse, always, ignore), make_prompts(10 * WAITING_BATCHES))
 
 
 def test_nothing_is_written_once_the_right_is_lost(run: Run, make_prompts: Prompts) -> None:
@@ -97,7 +100,7 @@ def test_nothing_is_written_once_the_right_is_lost(run: Run, make_prompts: Promp
 
     run.seal({"prompts": 0})
     with pytest.raises(RunBusy, match="another has it"):
-        write_all(Writer(run, lambda _: None, lost), make_prompts(1))
+        write_all(Writer(run, lambda _: None, lost, ignore), make_prompts(1))
 
     assert run.batches() == []
     assert run.sealed() == {"prompts": 0}
@@ -111,6 +114,6 @@ def test_full_batches_are_kept_when_the_reading_fails(run: Run, make_prompts: Pr
         raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
-        write_all(Writer(run, published.extend, always), broken())
+        write_all(Writer(run, published.extend, always, ignore), broken())
 
     assert published == run.batches() == ["train-000000"]

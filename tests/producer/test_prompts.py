@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from producer.prompts import Malformed, Rejected, Rules, overlap_key, read_prompt
+from producer.prompts import Malformed, Rejected, Rules, overlap_text, read_prompt
 
 RULES = Rules(column=None, split_column=None, heldout=0.5)
 PAGE = (Path(__file__).parents[2] / "docs" / "producing.md").read_text()
@@ -174,8 +174,8 @@ def test_overlap_ignores_case_punctuation_and_white_space(one: str, other: str, 
     earlier = [{"role": "user", "content": "Hello"}, ANSWER]
 
     keys = [
-        overlap_key([*earlier, {"role": "user", "content": one}]),
-        overlap_key([{"role": "user", "content": other}]),
+        overlap_text([*earlier, {"role": "user", "content": one}]),
+        overlap_text([{"role": "user", "content": other}]),
     ]
 
     assert (keys[0] == keys[1]) is same

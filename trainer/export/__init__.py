@@ -58,15 +58,19 @@ def export(settings: Settings, formats: list[str]) -> dict[str, Path]:
     names = formats or list(FORMATS)
     for name in names:
         format_named(name)
-    run = Run.open(open_storage(settings.storage.url), settings.run)
+    run = Run.open(open_storage(settings.storage), settings.run)
     folder = run.drafter_dir(settings.trainer.drafter)
+    for part in ("checkpoints", "export"):
+        run.fetch_drafter(settings.trainer.drafter, part)
     newest = checkpoint.latest(folder)
     if newest is None:
         raise DrafterError(f"{folder} has no whole checkpoint: train first with `draftfleet train --run {run.name}`.")
     config, tensors = drafters.load(newest)
     dtype = _dtype(settings, config)
     source = _Source(settings.trainer.drafter, checkpoint.step_of(newest), config, tensors, dtype)
-    return {name: _export_one(source, name, folder / "export" / name) for name in names}
+    exported = {name: _export_one(source, name, folder / "export" / name) for name in names}
+    run.share_drafter(settings.trainer.drafter, "export")
+    return exported
 
 
 def _dtype(settings: Settings, config: DrafterConfig) -> str:

@@ -1,0 +1,97 @@
+"""What one pass over a data set met, and what `sealed.json` keeps of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from draftfleet.runs import Run
+from producer.ledger import Ledger
+from producer.reading import Reading
+from producer.sources import Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What one pass over a data set met. `lines` = `prompts` + `duplicates` + `malformed` + `rejected`.
+
+    `prompts` are the distinct ones: `new` + `already` (in the run before), and `train` + `heldout`. The `run_` counts
+    and `overlap`, held-out prompts whose normalised text also stands among the train prompts, are of the whole run.
+    With `already_read` nothing was read: an earlier pass has read the same, and its counts are told again.
+    """
+
+    run: str
+    run_id: str
+    source: str
+    already_read: bool = False
+    lines: int
+    prompts: int
+    new: int
+    already: int
+    duplicates: int
+    malformed: int
+    rejected: int
+    rejected_for: dict[str, int]
+    train: int
+    heldout: int
+    batches: int
+    run_prompts: int
+    run_train: int
+    run_heldout: int
+    run_batches: int
+    overlap: int
+    seconds: float
+
+    def __post_init__(self) -> None:
+        assert self.lines == self.prompts + self.duplicates + self.malformed + self.rejected, self
+        assert self.prompts == self.train + self.heldout == self.new + self.already, self
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+
+def report_of(
+    run: Run, reading: Reading, ledger: Ledger, *, num_before: int, num_written: int, overlap: int, seconds: float
+) -> Report:
+    return Report(
+        run=run.name,
+        run_id=run.run_id,
+        source=reading.source.name,
+        lines=reading.lines,
+        prompts=ledger.new + ledger.already,
+        new=ledger.new,
+        already=ledger.already,
+        duplicates=ledger.duplicates,
+        malformed=reading.malformed,
+        rejected=reading.rejected.total(),
+        rejected_for=dict(reading.rejected),
+        train=ledger.pass_splits["train"],
+        heldout=ledger.pass_splits["heldout"],
+        batches=num_written,
+        run_prompts=ledger.run_splits.total(),
+        run_train=ledger.run_splits["train"],
+        run_heldout=ledger.run_splits["heldout"],
+        run_batches=num_before + num_written,
+        overlap=overlap,
+        seconds=seconds,
+    )
+
+
+def totals(report: Report, source: Source, passes: dict[str, Any]) -> dict[str, Any]:
+    """sealed.json: `prompts` and its fellows are of the whole run, `last_pass` is the report of this one.
+
+    `passes` are the reports of all data sets that can be recognised, by fingerprint.
+    """
+    return {
+        "prompts": report.run_prompts,
+        "train": report.run_train,
+        "heldout": report.run_heldout,
+        "batches": report.run_batches,
+        "overlap": report.overlap,
+        "last_pass": asdict(report),
+        "last_source": source.provenance,
+        "passes": passes,
+        "sealed_at": time.time(),
+    }
