@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from draftfleet.again import Again
 from draftfleet.errors import CorruptFile
 from draftfleet.names import parent_of
 from draftfleet.outcomes import Counts, best
@@ -62,6 +63,7 @@ class Accountant:
         self.run = run
         self._counts: dict[str, Counts] = {}
         self._sizes: dict[str, int] = {}
+        self._again = Again(run)
 
     def account(self) -> Accounting:
         """Read the run from storage. Raises CorruptFile if run.json or a prompt shard is."""
@@ -70,19 +72,21 @@ class Accountant:
         split, dead = self.run.split_sizes(), self.run.dead()
         outstanding = self.run.outstanding(done, dead)
         counts, corrupt = self._done(done, split, dead)
+        again = self._again.correction(done, outstanding, split, dead, corrupt)
+        counts += again.counts
         return Accounting(
             run=self.run.name,
             expected=None if sealed is None else int(sealed["prompts"]),
             ok=counts.ok,
             truncated=counts.truncated,
             failed=counts.failed,
-            pending=sum(self._size(batch) for batch in [*outstanding, *corrupt]),
+            pending=sum(self._size(batch) for batch in [*outstanding, *corrupt]) + again.pending,
             tokens=counts.tokens,
             mismatched=counts.mismatched,
             batches=len(self.run.batches()),
             done=len(done) - len(corrupt),
             split=len(split),
-            dead=len(dead),
+            dead=len(dead) + again.dead,
             corrupt=corrupt,
         )
 

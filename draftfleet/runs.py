@@ -5,6 +5,7 @@
         prompts/train-000000.jsonl.gz    prompt shard of one batch; immutable
         samples/train-000000.parquet     sample shard of the same batch; its existence means done; immutable
         partial/PROCESS-000012.jsonl     finished rows of batches still at work
+        again/train-again-000000.json    which rows this batch asks again (draftfleet.again)
         split/train-000000.json          the batch goes on as single rows: train-000000.0000, train-000000.0001, ...
         dead/train-000000.0007.json       a row that is given up, with its error
         corrupt/                         shards that could not be read, moved aside
@@ -124,8 +125,11 @@ class Run:
             raise FileNotFoundError(f"{batch} is no row of {parent}, which has {len(prompts)}")
         return [prompts[row]]
 
+    def has_prompts(self, batch: str) -> bool:
+        return self.storage.exists(self._prompts(batch))
+
     def batches(self) -> list[str]:
-        """Ids of the batches that the producer made, in order."""
+        """Ids of the batches that the producer made, in order, then of those that ask rows again."""
         suffix = ".jsonl.gz"
         return sorted(
             name.removesuffix(suffix) for name in self.storage.list(f"{self.name}/prompts") if name.endswith(suffix)
@@ -179,6 +183,20 @@ class Run:
         with self._reading(batch) as raw:
             rows = pq.read_table(raw).to_pylist()
             return [Sample.from_row(cast(dict[str, Any], row)) for row in rows]
+
+    def outcomes(self, batch: str) -> dict[str, Counts]:
+        """What became of each row of a shard, without its texts and ids. Raises FileNotFoundError or CorruptFile."""
+        with self._reading(batch) as raw:
+            columns = ["row_key", "outcome", "completion_tokens", "ids_match_usage"]
+            rows = cast(list[dict[str, Any]], pq.read_table(raw, columns=columns).to_pylist())
+            return {
+                row["row_key"]: Counts(
+                    **{row["outcome"]: 1},
+                    tokens=max(row["completion_tokens"], 0),
+                    mismatched=int(row["outcome"] != "failed" and not row["ids_match_usage"]),
+                )
+                for row in rows
+            }
 
     def set_aside(self, batch: str) -> None:
         """Move a shard that cannot be read to corrupt/, so that its batch is no longer done."""

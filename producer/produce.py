@@ -28,6 +28,7 @@ from tenacity import RetryCallState, retry, retry_if_exception_type, stop_after_
 from draftfleet import tokens
 from draftfleet.errors import QueueError, RunMissing, SettingsError, TargetError
 from draftfleet.logs import event
+from draftfleet.names import is_again
 from draftfleet.queue import connect, make_app, publish
 from draftfleet.reconcile import Reconciler
 from draftfleet.records import Prompt
@@ -115,7 +116,7 @@ def fill(
 ) -> Report:
     """Write and publish the prompts that the run lacks, then seal it. `reading` counts what yields `prompts`."""
     started = time.monotonic()
-    present = run.batches()
+    present = [batch for batch in run.batches() if not is_again(batch)]
     ledger = Ledger.of(run, present)
     with Writer(run, publish, may_write) as writer:
         batches = Batches(batch_size, next_numbers(present), writer.put)

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 import draftfleet
 from draftfleet import logs
-from draftfleet.cli import generation, looking, training
+from draftfleet.cli import dead, generation, looking, training
 from draftfleet.cli.role import ROLES
 from draftfleet.errors import DraftfleetError
 
@@ -72,6 +72,7 @@ def common(
 
 for name, verb in VERBS.items():
     app.command(name)(verb)
+app.add_typer(dead.app)
 
 
 def main() -> None:

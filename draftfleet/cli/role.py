@@ -17,6 +17,10 @@ ROLES = {
     "evaluate": "trainer.evaluate:evaluate",
     "export": "trainer.export:export",
     "status": "draftfleet.status:show",
+    "dead list": "draftfleet.dead:show_list",
+    "dead show": "draftfleet.dead:show_one",
+    "dead revive": "draftfleet.dead:revive",
+    "dead export": "draftfleet.dead:export",
     "up": "draftfleet.up:up",
     "flower": "draftfleet.flower:serve",
 }
