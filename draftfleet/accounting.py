@@ -72,7 +72,7 @@ class Accountant:
         split, dead = self.run.split_sizes(), self.run.dead()
         outstanding = self.run.outstanding(done, dead)
         counts, corrupt = self._done(done, split, dead)
-        again = self._again.correction(done, outstanding, split, dead, corrupt)
+        again = self._again.correction(set(done), outstanding, split, dead, corrupt)
         counts += again.counts
         return Accounting(
             run=self.run.name,

@@ -111,6 +111,7 @@ class Again:
         Raises CorruptFile.
         """
         self.look()  # after the listings: no batch of theirs is missed
+        self._shards = {batch: rows for batch, rows in self._shards.items() if batch in done}
         records = _Records(self, set(done) - set(corrupt), split, dead)
         summed = {parent_of(batch)[0] for batches in (done, outstanding, dead) for batch in batches}
         said: list[Counts] = []
