@@ -13,8 +13,6 @@ from draftfleet.flags import Config, Int, Run, Set, Storage, Text, read
 if TYPE_CHECKING:
     from draftfleet.letters import Filter
 
-app = typer.Typer(name="dead", help="Rows that failed: list, show, revive, export.", no_args_is_help=True)
-
 Kind = Annotated[
     list[str] | None,
     typer.Option(metavar="KIND", help="bad_request, transient, unusable, crash, worker or unreadable. Repeatable."),
@@ -27,7 +25,6 @@ Since = Annotated[Text, typer.Option(metavar="WHEN", help="30m, 2h, 7d ago, or a
 Split = Annotated[Text, typer.Option(metavar="NAME", help="train or heldout.")]
 
 
-@app.command("list")
 def list_letters(
     ctx: typer.Context,
     *,
@@ -49,7 +46,6 @@ def list_letters(
     raise typer.Exit(role("dead list")(read(ctx), _wanted(ctx), limit=most, as_json=as_json))
 
 
-@app.command()
 def show(
     ctx: typer.Context,
     row: Annotated[str, typer.Argument(metavar="ROW", help="Beginning of a row key, or of the name of a dead batch.")],
@@ -66,7 +62,6 @@ def show(
     raise typer.Exit(role("dead show")(read(ctx), row))
 
 
-@app.command()
 def revive(
     ctx: typer.Context,
     *,
@@ -93,7 +88,6 @@ def revive(
     results.show(settings.run, "would revive" if dry_run else "revived", said)
 
 
-@app.command()
 def export(
     ctx: typer.Context,
     file: Annotated[str, typer.Argument(metavar="FILE", help="JSON Lines. -: standard output.")],

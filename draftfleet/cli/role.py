@@ -24,7 +24,7 @@ ROLES = {
     "up": "draftfleet.up:up",
     "flower": "draftfleet.flower:serve",
 }
-"""From verb to module and function."""
+"""From verb to module and function. A verb of two words belongs to a group: `draftfleet dead list`."""
 
 
 def role(verb: str) -> Callable[..., Any]:
