@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from draftfleet.again import Again
 from draftfleet.errors import CorruptFile
 from draftfleet.index import Entry
 from draftfleet.names import parent_of
@@ -65,6 +66,7 @@ class Accountant:
         self._prompts: dict[str, Entry] = {}
         self._counts: dict[tuple[str, int], Counts] = {}
         self._sizes: dict[str, int] = {}
+        self._again = Again(run)
 
     def account(self) -> Accounting:
         """Read the run from storage. Raises CorruptFile if run.json or a prompt shard is."""
@@ -74,19 +76,21 @@ class Accountant:
         outstanding = self.run.outstanding(done, dead)
         self._samples, self._prompts = self.run.index.read("samples"), self.run.index.read("prompts")
         counts, corrupt = self._done(done, split, dead)
+        again = self._again.correction(set(done), outstanding, split, dead, corrupt)
+        counts += again.counts
         return Accounting(
             run=self.run.name,
             expected=None if sealed is None else int(sealed["prompts"]),
             ok=counts.ok,
             truncated=counts.truncated,
             failed=counts.failed,
-            pending=sum(self._size(batch) for batch in [*outstanding, *corrupt]),
+            pending=sum(self._size(batch) for batch in [*outstanding, *corrupt]) + again.pending,
             tokens=counts.tokens,
             mismatched=counts.mismatched,
             batches=len(self.run.batches()),
             done=len(done) - len(corrupt),
             split=len(split),
-            dead=len(dead),
+            dead=len(dead) + again.dead,
             corrupt=corrupt,
         )
 

@@ -50,10 +50,14 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Lapsed:
-    """A claim that was not renewed in time, and how many attempts have now ended without progress."""
+    """A claim that was not renewed in time, and how many attempts have now ended without progress.
+
+    `others` are the claims that its holder had besides: any of them may be why it ended.
+    """
 
     name: str
     attempts: int
+    others: int = 0
 
 
 # Time is Redis' own, so that no two nodes' clocks are ever compared.
@@ -130,13 +134,18 @@ _SWEEP = (
     + _IS_LIVE
     + """
 local since = started(KEYS[4], now)
-local lapsed = {}
+local lapsed, held = {}, {}
 local all = redis.call('HGETALL', KEYS[1])
+for i = 1, #all, 2 do
+  local owner = cjson.decode(all[i + 1])[2]
+  held[owner] = (held[owner] or 0) + 1
+end
 for i = 1, #all, 2 do
   local claim = cjson.decode(all[i + 1])
   if not is_live(claim, since, now, tonumber(ARGV[1])) then
     lapsed[#lapsed + 1] = all[i]
     lapsed[#lapsed + 1] = lapse(KEYS[1], KEYS[2], all[i], claim)
+    lapsed[#lapsed + 1] = held[claim[2]] - 1
     redis.call('HDEL', KEYS[3], all[i])  -- should the caller die now, the batch counts as never published
   end
 end
@@ -205,4 +214,5 @@ class Claims:
     def sweep(self) -> list[Lapsed]:
         """Remove the lapsed claims, count their attempts, and return them: each to one caller only."""
         flat = self._sweep(self._keys, [self._ttl_ms])
-        return [Lapsed(str(name), int(attempts)) for name, attempts in zip(flat[::2], flat[1::2], strict=True)]
+        triples = zip(flat[::3], flat[1::3], flat[2::3], strict=True)
+        return [Lapsed(str(name), int(attempts), int(others)) for name, attempts, others in triples]

@@ -31,7 +31,10 @@ once, by type.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal, TypeAlias
+
+ErrorKind: TypeAlias = Literal["bad_request", "transient", "crash", "worker", "unusable"]
+"""Why a row failed: refused; broken off, too often; servers ended on it; workers ended on it; answers of no sense."""
 
 
 class DraftfleetError(Exception):
@@ -85,18 +88,24 @@ class CorruptFile(StorageError): ...
 
 
 class ServerError(DraftfleetError):
-    """`retryable` tells the worker whether the same row may be asked again.
+    """`retryable` tells the worker whether the same row may be asked again; `kind` is what a row is said to fail of.
 
-    `body` is the start of what the server answered. It may quote the prompt: logs show `summary`, which is without it.
+    `status` is the HTTP status, where there was one. `body` is the start of what the server answered. It may quote the
+    prompt: logs show `summary`, which is without it.
     """
 
     exit_code = 7
     retryable: ClassVar[bool] = False
+    kind: ErrorKind = "transient"
 
-    def __init__(self, message: str, *, body: str = "") -> None:
+    def __init__(
+        self, message: str, *, status: int | None = None, body: str = "", kind: ErrorKind | None = None
+    ) -> None:
         super().__init__(f"{message}: {body!r}" if body else message)
         self.summary = message
+        self.status = status
         self.body = body
+        self.kind = kind or self.kind
 
 
 class NotReady(ServerError): ...
@@ -109,11 +118,9 @@ class Unauthorized(ServerError): ...
 
 
 class BadRequest(ServerError):
-    """The server refused this row. `status` is the HTTP status."""
+    """The server refused this row."""
 
-    def __init__(self, message: str, *, status: int | None = None, body: str = "") -> None:
-        super().__init__(message, body=body)
-        self.status = status
+    kind = "bad_request"
 
 
 class Overload(ServerError):
@@ -124,13 +131,26 @@ class Overload(ServerError):
     def __init__(
         self, message: str, *, status: int | None = None, retry_after_s: float | None = None, body: str = ""
     ) -> None:
-        super().__init__(message, body=body)
-        self.status = status
+        super().__init__(message, status=status, body=body)
         self.retry_after_s = retry_after_s
 
 
 class Transient(ServerError):
+    """`is_broken`: the connection broke in mid-answer, as when the server ended."""
+
     retryable = True
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        body: str = "",
+        kind: ErrorKind | None = None,
+        is_broken: bool = False,
+    ) -> None:
+        super().__init__(message, status=status, body=body, kind=kind)
+        self.is_broken = is_broken
 
 
 class TrainingError(DraftfleetError):

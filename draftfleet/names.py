@@ -1,4 +1,4 @@
-"""Names: of runs, of batches, and of the single rows of a batch that was split."""
+"""Names: of runs, of batches, of batches that ask rows again, and of the single rows of a batch that was split."""
 
 from __future__ import annotations
 
@@ -11,12 +11,21 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 NAME_RULE = "letters, digits, . _ -, at most 100, beginning with a letter or digit"
 """The same for a person."""
 
-BATCH = r"^(train|heldout)-[0-9]{6,12}(\.[0-9]{4,9})?$"
-"""Names of batches, and of the rows of one that was split (`parts_of`)."""
+BATCH = r"^(train|heldout)(-again)?-[0-9]{6,12}(\.[0-9]{4,9})?$"
+"""Names of batches, of those that ask rows again, and of the rows of one that was split (`parts_of`)."""
 
 
 def batch_id(split: Split, number: int) -> str:
     return f"{split}-{number:06d}"
+
+
+def again_id(split: Split, number: int) -> str:
+    """`train-again-000002`: a batch of rows that other batches had asked before (draftfleet.again)."""
+    return f"{split}-again-{number:06d}"
+
+
+def is_again(batch: str) -> bool:
+    return batch.partition("-")[2].startswith("again-")
 
 
 def parts_of(batch: str, num_rows: int | None) -> list[str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
 from typing import Self
 
 from draftfleet.records import Outcome, Sample
 
-_RANK: dict[Outcome, int] = {"ok": 0, "truncated": 1, "failed": 2}
+RANK: dict[Outcome, int] = {"ok": 0, "truncated": 1, "failed": 2}
+"""The smaller beats the larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,14 @@ class Counts:
             self.mismatched + other.mismatched,
         )
 
+    def __sub__(self, other: Counts) -> Counts:
+        return Counts(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    @classmethod
+    def total(cls, counts: Sequence[Counts]) -> Self:
+        """Their sum; of many at a tenth of the time that `+` takes."""
+        return cls(*(sum(getattr(one, name) for one in counts) for name in cls.__slots__))
+
     @classmethod
     def of(cls, samples: Iterable[Sample]) -> Self:
         """`tokens` are completion tokens; `mismatched` are rows whose ids are not as many as the server counted."""
@@ -52,6 +61,6 @@ def best(samples: Iterable[Sample]) -> dict[str, Sample]:
     chosen: dict[str, Sample] = {}
     for sample in samples:
         held = chosen.get(sample.row_key)
-        if held is None or _RANK[sample.outcome] < _RANK[held.outcome]:
+        if held is None or RANK[sample.outcome] < RANK[held.outcome]:
             chosen[sample.row_key] = sample
     return chosen

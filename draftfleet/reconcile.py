@@ -7,6 +7,7 @@ storage, for batches that nobody has, wherever their message went.
 from __future__ import annotations
 
 import logging
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -14,12 +15,13 @@ from typing import Any
 import redis
 from celery import Celery
 
-from draftfleet import settings
+from draftfleet import again, settings
 from draftfleet.claims import Claims, Lapsed, published_key
 from draftfleet.errors import CorruptFile, RunMissing, StorageError
 from draftfleet.index import fill
+from draftfleet.letters import note_unreadable
 from draftfleet.logs import event
-from draftfleet.names import parts_of
+from draftfleet.names import parent_of, parts_of
 from draftfleet.queue import chunks, publish, publish_training, queued
 from draftfleet.records import Prompt, Sample
 from draftfleet.runs import Run
@@ -48,7 +50,7 @@ class Reconciler:
         self._knobs = knobs
         self._models = models
         self._runs: dict[str, Run] = {}
-        self._finished: dict[str, dict[str, Any] | None] = {}
+        self._finished: dict[str, tuple[dict[str, Any], list[str]]] = {}
         self._owed: dict[str, deque[Lapsed]] = defaultdict(deque)
 
     def discover(self) -> list[Run]:
@@ -121,17 +123,19 @@ class Reconciler:
             log.error(event("training given up", run=run.name, drafter=drafter, attempts=claim.attempts))
 
     def _work_again(self, run: Run, claim: Lapsed) -> None:
-        if run.is_done(claim.name):
+        parent, row = parent_of(claim.name)
+        if run.is_done(claim.name) or run.is_done(parent):
             return
-        if claim.attempts < self._knobs.max_attempts:
+        if claim.attempts < self._knobs.max_attempts or (row is not None and claim.others):
             self._publish(run, [claim.name])
             return
         try:
             prompts = run.read_prompts(claim.name)
         except (CorruptFile, FileNotFoundError) as error:  # its neighbours go on; `status` keeps showing it as pending
             log.error(event("batch has no prompts", run=run.name, batch=claim.name, error=str(error)))
+            note_unreadable(run, claim.name, error, worker="")
             return
-        if len(prompts) == 1:
+        if row is not None:
             run.bury(claim.name, _given_up(run, claim, prompts[0]))
             log.error(event("row given up", run=run.name, batch=claim.name, attempts=claim.attempts))
         else:
@@ -141,7 +145,8 @@ class Reconciler:
 
     def _republish(self, run: Run) -> int:
         sealed = run.sealed()
-        if sealed is not None and self._finished.get(run.name) == sealed:
+        asked_again = again.names(run)  # a finished run gets work again by them
+        if sealed is not None and self._finished.get(run.name) == (sealed, asked_again):
             return 0
         done = run.done_bytes()
         outstanding = run.outstanding(done)
@@ -150,7 +155,7 @@ class Reconciler:
             log.warning(event("missing batches published again", run=run.name, batches=len(missing)))
             self._publish(run, missing)
         if fill(run, done) and sealed is not None and not outstanding:
-            self._finished[run.name] = sealed
+            self._finished[run.name] = sealed, asked_again
         return len(missing)
 
     def _missing(self, run: Run, outstanding: Sequence[str]) -> list[str]:
@@ -189,6 +194,8 @@ def _given_up(run: Run, claim: Lapsed, prompt: Prompt) -> Sample:
         tools=prompt.tools,
         outcome="failed",
         error=f"the worker ended {claim.attempts} times while this row was the only one of its batch",
+        error_kind="worker",
         model=model_of(run),
         attempt=claim.attempts,
+        started_at=time.time(),
     )

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self, TypeVar, cast
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from draftfleet.errors import QueueError
+from draftfleet.errors import ErrorKind, QueueError
 from draftfleet.names import BATCH, NAME, Split
 
 SCHEMA_VERSION = 1
@@ -124,7 +124,8 @@ class Sample:
     """One completion, or the record of why there is none. The fields are the columns of a shard (docs/samples.md).
 
     `token_ids` are the completion's, reasoning and stop token included; with `ids_source == "engine"` they are exactly
-    what the model produced. `completion_tokens` is the server's own count; -1 where it gave none.
+    what the model produced. `completion_tokens` is the server's own count; -1 where it gave none. A field with a
+    default may be missing where an older version wrote the sample.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -140,6 +141,7 @@ class Sample:
     finish_reason: str | None = None
     error: str | None = None
     error_status: int | None = None
+    error_kind: ErrorKind | None = None
     reasoning: str | None = None
     reasoning_source: str | None = None
     content: str | None = None
@@ -252,6 +254,7 @@ SAMPLE_SCHEMA = pa.schema(
         pa.field("finish_reason", pa.string()),
         pa.field("error", pa.string()),
         pa.field("error_status", pa.int16()),
+        pa.field("error_kind", pa.string()),
         pa.field("reasoning", pa.string()),
         pa.field("reasoning_source", pa.string()),
         pa.field("content", pa.string()),

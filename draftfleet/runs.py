@@ -5,6 +5,7 @@
         prompts/train-000000.jsonl.gz    prompt shard of one batch; immutable
         samples/train-000000.parquet     sample shard of the same batch; its existence means done; immutable
         partial/PROCESS-000012.jsonl     finished rows of batches still at work
+        again/train-again-000000.json    which rows this batch asks again (draftfleet.again)
         split/train-000000.json          the batch goes on as single rows: train-000000.0000, train-000000.0001, ...
         dead/train-000000.0007.json       a row that is given up, with its error
         corrupt/                         shards that could not be read, moved aside
@@ -136,8 +137,11 @@ class Run:
             raise FileNotFoundError(f"{batch} is no row of {parent}, which has {len(prompts)}")
         return [prompts[row]]
 
+    def has_prompts(self, batch: str) -> bool:
+        return self.storage.exists(self._prompts(batch))
+
     def batches(self) -> list[str]:
-        """Ids of the batches that the producer made, in order."""
+        """Ids of the batches that the producer made, in order, then of those that ask rows again."""
         return sorted(_without(".jsonl.gz", self.storage.list(f"{self.name}/prompts")))
 
     def work(self) -> list[str]:
@@ -199,6 +203,10 @@ class Run:
         if kind == "samples":
             return self._sampled(batch, lambda raw: index.sample_entry(batch, raw))
         return self._parsed(self._prompts(batch), lambda raw: index.prompt_entry(batch, raw))
+
+    def outcomes(self, batch: str) -> dict[str, Counts]:
+        """What became of each row of a shard, without its texts and ids. Raises FileNotFoundError or CorruptFile."""
+        return self._sampled(batch, shards.outcomes_in)
 
     def set_aside(self, batch: str) -> None:
         """Move a shard that cannot be read to corrupt/, so that its batch is no longer done.

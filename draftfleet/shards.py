@@ -54,6 +54,20 @@ def counts_in(raw: bytes) -> Counts:
     return Counts(**json.loads((pq.read_schema(io.BytesIO(raw)).metadata or {})[COUNTS]))
 
 
+def outcomes_in(raw: bytes) -> dict[str, Counts]:
+    """What became of each row, by row key, without its texts and ids."""
+    columns = ["row_key", "outcome", "completion_tokens", "ids_match_usage"]
+    rows = cast(list[dict[str, Any]], pq.read_table(io.BytesIO(raw), columns=columns).to_pylist())
+    return {
+        row["row_key"]: Counts(
+            **{row["outcome"]: 1},
+            tokens=max(row["completion_tokens"], 0),
+            mismatched=int(row["outcome"] != "failed" and not row["ids_match_usage"]),
+        )
+        for row in rows
+    }
+
+
 def lines(text: str) -> list[str]:
     """Not `splitlines`: that also breaks at U+2028 and its like, which JSON leaves inside a text."""
     return [line for line in text.split("\n") if line]

@@ -105,7 +105,7 @@ def warnings(state: dict[str, Any]) -> list[str]:
         names = ", ".join(batches["corrupt"][:5])
         found.append(f"{len(batches['corrupt'])} shards cannot be read ({names}): run `draftfleet status --repair`.")
     if batches["dead"]:
-        found.append(f"{batches['dead']} rows were given up: see {state['run']}/dead/ in the storage.")
+        found.append(f"{batches['dead']} rows were given up: see `draftfleet dead list`.")
     if state["mismatched"]:
         found.append(f"{state['mismatched']} rows have ids that do not match the server's count: kept, not trained on.")
     if state["expected"] is None:

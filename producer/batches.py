@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from draftfleet.errors import RunBusy
-from draftfleet.names import Split, batch_id, split_of
+from draftfleet.names import Split, batch_id, is_again, split_of
 from draftfleet.records import Prompt
 from draftfleet.runs import Run
 
@@ -38,7 +38,7 @@ def next_numbers(batches: Iterable[str]) -> dict[Split, int]:
 
 def first_asked(batches: Iterable[str]) -> list[str]:
     """Without the batches that ask rows again: their prompts are those of others."""
-    return [batch for batch in batches if "-again-" not in batch]
+    return [batch for batch in batches if not is_again(batch)]
 
 
 class Batches:

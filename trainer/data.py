@@ -24,7 +24,7 @@ from torch import Tensor
 
 from draftfleet.errors import CorruptFile, TrainingError
 from draftfleet.logs import event
-from draftfleet.names import parent_of, split_of
+from draftfleet.names import is_again, parent_of, split_of
 from draftfleet.outcomes import best
 from draftfleet.records import Sample
 from draftfleet.runs import Run
@@ -273,7 +273,7 @@ class Feed:
 
     def _count_heldout(self, done: Sequence[str]) -> None:
         for batch in done:
-            if split_of(batch) == "heldout" and batch not in self._heldout:
+            if split_of(batch) == "heldout" and not is_again(batch) and batch not in self._heldout:
                 try:
                     self._heldout[batch] = self._run.counts(batch).rows
                 except (CorruptFile, FileNotFoundError) as error:

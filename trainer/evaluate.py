@@ -34,7 +34,8 @@ from rich.text import Text
 from draftfleet import tokens
 from draftfleet.errors import DrafterError, TargetError, TrainingError
 from draftfleet.logs import event
-from draftfleet.names import split_of
+from draftfleet.names import is_again, split_of
+from draftfleet.outcomes import best
 from draftfleet.records import Prompt
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
@@ -191,11 +192,15 @@ def prompt_ids(run: Run, settings: Settings) -> Iterator[list[int]]:
     """The first `evaluation.prompts` held-out prompts: the ids that were served, where their batch is done; else the
     target's tokenizer and the switches that the run pins."""
     left = settings.evaluation.prompts
-    for batch in run.batches():
-        if split_of(batch) != "heldout" or left == 0:
+    batches = [batch for batch in run.batches() if split_of(batch) == "heldout"]
+    again = [
+        sample for batch in batches if is_again(batch) and run.is_done(batch) for sample in run.read_samples(batch)
+    ]
+    for batch in batches:
+        if is_again(batch) or left == 0:  # its prompts are those of other batches
             continue
         samples = run.read_samples(batch) if run.is_done(batch) else []
-        served = {sample.prompt_id: sample.prompt_token_ids for sample in samples}
+        served = {sample.prompt_id: sample.prompt_token_ids for sample in best([*samples, *again]).values()}
         for prompt in run.read_prompts(batch)[:left]:
             yield served.get(prompt.prompt_id) or _render(run, settings, prompt)
             left -= 1

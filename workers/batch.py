@@ -16,7 +16,14 @@ from draftfleet.records import Prompt, Sample
 from draftfleet.runs import Run
 from draftfleet.settings import Sampling
 
-SUSPECT_DEATHS = 2
+SUSPECT_DEATHS = 1
+"""A server that ended takes all its rows down, and any of them may be the reason."""
+
+SUSPECT_BREAKS = 2
+"""Connections that broke though the server was there at the next look: it may have come back that fast, or not."""
+
+ACCUSED_DEATHS = 2
+"""It was the only suspect of its server, but not the only row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +52,26 @@ class Content:
 class Row:
     """A prompt that has not been answered yet. Changed by the pool only, in the event loop.
 
-    `tries` are requests that ended in a transient fault. `deaths` are servers that ended while they worked on it: with
-    SUSPECT_DEATHS of them it is kept from other suspects, and if the next server ends as well, it is the row.
+    `tries` are requests that ended in a transient fault, `breaks` those of them whose connection broke in mid-answer.
+    `deaths` are servers that ended while they worked on it. A suspect is kept from other suspects; an accused row gets
+    a server to itself, and if that ends as well, it is the row. A node that reboots twice convicts nobody.
     """
 
     batch: Batch
     prompt: Prompt
     prompt_tokens: int | None = None
     tries: int = 0
+    breaks: int = 0
     deaths: int = 0
     avoid: str = ""
 
     @property
     def is_suspect(self) -> bool:
-        return self.deaths >= SUSPECT_DEATHS
+        return self.deaths >= SUSPECT_DEATHS or self.breaks >= SUSPECT_BREAKS
+
+    @property
+    def is_accused(self) -> bool:
+        return self.deaths >= ACCUSED_DEATHS
 
 
 @dataclass(slots=True, eq=False)

@@ -77,7 +77,7 @@ class Client:
                     f"server {url} gave no answer within worker.request_timeout_s = {knobs.request_timeout_s:g} s "
                     f"(connection: {knobs.connect_timeout_s:g} s)."
                 ) from error
-            raise Transient(f"the connection to server {url} broke: {causes[-1]!r}.") from error
+            raise Transient(f"the connection to server {url} broke: {causes[-1]!r}.", is_broken=True) from error
         return response.status_code, response.headers, response.content
 
     async def look(self, url: str) -> Look:

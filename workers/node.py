@@ -131,7 +131,11 @@ class Node:
 
         A batch that was received and is not yet in the pool counts as rows that wait, all of them.
         """
-        if self.state != "working" or num_received >= self.settings.worker.max_batches_held:
+        if (
+            self.state != "working"
+            or self.suspects.is_cornering
+            or num_received >= self.settings.worker.max_batches_held
+        ):
             return False
         held = self.holdings.all()
         batch_rows = max((len(batch.prompts) for batch in held), default=0) or self.settings.producer.batch_size

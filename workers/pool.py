@@ -3,6 +3,9 @@
 waiting -> in flight -> finished
    ^          |
    +- later <-+   a transient fault: back-off without a slot, then elsewhere if possible
+
+A row that was in flight when its server ended is a suspect: a server gets one suspect at a time, beside other rows. If
+that server ends as well the suspect is accused, and gets a server to itself. If it ends that one too, it is parked.
 """
 
 from __future__ import annotations
@@ -40,9 +43,17 @@ class Waiting:
 
     rows: deque[Row] = field(default_factory=deque[Row])
     suspects: deque[Row] = field(default_factory=deque[Row])
+    accused: deque[Row] = field(default_factory=deque[Row])
+
+    def like(self, row: Row) -> deque[Row]:
+        """Those that wait with it."""
+        return self.accused if row.is_accused else self.suspects if row.is_suspect else self.rows
+
+    def all(self) -> list[Row]:
+        return [*self.rows, *self.suspects, *self.accused]
 
     def without(self, batch: Batch) -> Waiting:
-        kept = ((row for row in rows if row.batch is not batch) for rows in (self.rows, self.suspects))
+        kept = ((row for row in rows if row.batch is not batch) for rows in (self.rows, self.suspects, self.accused))
         return Waiting(*map(deque, kept))
 
 
@@ -71,12 +82,13 @@ class Pool:
         self._tasks: dict[asyncio.Task[None], Row] = {}
         self._slots: dict[asyncio.Task[None], Server] = {}
         self._later: dict[Row, asyncio.TimerHandle] = {}
+        self._kept: tuple[Server, Row] | None = None
         self._idle = asyncio.Event()
 
     @property
     def num_waiting(self) -> int:
         """Rows that have not been started, or wait to be started again."""
-        return sum(len(one.rows) + len(one.suspects) for one in list(self._waiting.values()))
+        return sum(len(one.rows) + len(one.suspects) + len(one.accused) for one in list(self._waiting.values()))
 
     @property
     def num_in_flight(self) -> int:
@@ -84,7 +96,9 @@ class Pool:
 
     def submit(self, batch: Batch, rows: Sequence[Row]) -> None:
         if not batch.stopped:
-            self._waiting.setdefault(batch.run.run_id, Waiting()).rows.extend(rows)
+            waiting = self._waiting.setdefault(batch.run.run_id, Waiting())
+            for row in rows:
+                waiting.like(row).append(row)
             self.fill()
 
     def pause(self, paused: bool) -> None:
@@ -96,11 +110,12 @@ class Pool:
         """Give every free slot a row."""
         if self._paused or self._draining:
             return
+        self._keep_a_server()
         while chosen := self._next():
             self._start(*chosen)
         for server in self._servers.ready:
             for run_id, waiting in self._waiting.items():
-                if run_id not in server.cleared and (rows := [*waiting.rows, *waiting.suspects]):
+                if run_id not in server.cleared and (rows := waiting.all()):
                     self._clear(server, rows[0].batch, rows)
 
     async def drop(self, batch: Batch) -> None:
@@ -120,7 +135,32 @@ class Pool:
             wait.cancel()
         await self._cancel(list(self._tasks))
 
+    def _keep_a_server(self) -> None:
+        """While a row is accused, the emptiest server is kept for it: one at a time, the others go on."""
+        if self._kept and not self._is_still_kept(*self._kept):
+            self._kept[0].is_kept = False
+            self._kept = None
+        if self._kept:
+            return
+        for run_id, waiting in self._waiting.items():
+            free = [server for server in self._servers.ready if run_id in server.cleared and not server.held_s]
+            if waiting.accused and free:
+                row = waiting.accused[0]
+                server = min(free, key=lambda one: (one.url == row.avoid, one.in_flight))
+                server.is_kept, self._kept = True, (server, row)
+                return
+
+    def _is_still_kept(self, server: Server, row: Row) -> bool:
+        run_id = row.batch.run.run_id
+        if row in self._waiting.get(run_id, Waiting()).accused:
+            return server.state == "ready" and run_id in server.cleared
+        return any(self._tasks[task] is row for task in self._slots)
+
     def _next(self) -> tuple[Row, Server] | None:
+        if self._kept and not self._kept[0].in_flight and not self._kept[0].held_s:
+            server, row = self._kept
+            self._waiting[row.batch.run.run_id].accused.remove(row)
+            return row, server
         for run_id, waiting in self._waiting.items():
             for rows, alone in ((waiting.suspects, True), (waiting.rows, False)):
                 if rows and (server := self._servers.pick(run_id, avoid=rows[0].avoid, alone=alone)):
@@ -157,7 +197,7 @@ class Pool:
             fault = error
         except Exception as error:
             log.exception(event("row raised", batch=row.batch.name, row=row.prompt.row_key, server=server.url))
-            fault = Transient(f"the worker could not handle the answer of {server.url}: {error!r}")
+            fault = Transient(f"the worker could not handle the answer of {server.url}: {error!r}", kind="unusable")
         else:
             server.completed(max(sample.completion_tokens, 0), sample.seconds)
             row.batch.finish(sample)
@@ -186,19 +226,20 @@ class Pool:
 
     def _bereaved(self, row: Row, server: Server, fault: ServerError) -> None:
         """The server is gone. That is no fault of the row, unless it happens again and again."""
-        was_suspect = row.is_suspect
+        was_accused = row.is_accused
         row.deaths += server.refused
-        if was_suspect and server.refused:
-            text = f"{row.deaths} servers ended while they worked on this row, the last of them {server.url}"
-            self._give_up(row, server, Transient(f"{text}: {fault.summary}", body=fault.body))
+        if was_accused and server.refused:
+            text = f"{row.deaths} servers ended while they worked on this row, the last, {server.url}, on nothing else"
+            self._give_up(row, server, Transient(f"{text}: {fault.summary}", body=fault.body, kind="crash"))
         else:
             self._again(row)
 
     def _back_off(self, row: Row, server: Server, fault: ServerError) -> None:
         row.tries += 1
+        row.breaks += isinstance(fault, Transient) and fault.is_broken
         if row.tries >= self._max_tries:
             text = f"no answer in {row.tries} tries (worker.max_tries); the last: {fault.summary}"
-            self._give_up(row, server, Transient(text, body=fault.body))
+            self._give_up(row, server, Transient(text, status=fault.status, body=fault.body, kind=fault.kind))
             return
         delay_s = min(LONGEST_BACKOFF_S, 0.5 * 2 ** (row.tries - 1)) * random.uniform(0.5, 1.0)
         log.info(
@@ -220,7 +261,7 @@ class Pool:
         if row.batch.stopped:
             return
         waiting = self._waiting.setdefault(row.batch.run.run_id, Waiting())
-        (waiting.suspects if row.is_suspect else waiting.rows).appendleft(row)
+        waiting.like(row).appendleft(row)
         self.fill()
 
     def _give_up(self, row: Row, server: Server, fault: ServerError) -> None:

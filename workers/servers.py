@@ -31,7 +31,8 @@ SPEED_MEMORY = 0.05
 class Server:
     """One of them. `limit` may be set at any time; `slots` is what it may have now, fewer after an overload.
 
-    `cleared` names the runs whose canary it has passed since it was last seen to come up.
+    `cleared` names the runs whose canary it has passed since it was last seen to come up. While it `is_kept` for one
+    row, it gets no other.
     """
 
     url: str
@@ -43,6 +44,7 @@ class Server:
     context_tokens: int | None = None
     in_flight: int = 0
     suspects: int = 0
+    is_kept: bool = False
     rows: int = 0
     tokens: int = 0
     seconds_per_token: float | None = None
@@ -74,6 +76,7 @@ class Server:
             and run_id in self.cleared
             and self.in_flight < self.slots
             and not (alone and self.suspects)
+            and not self.is_kept
             and not self.held_s
         )
 

@@ -2,12 +2,15 @@
 
 A row stands alone in its batch when the whole batch had kept ending its worker (draftfleet.reconcile). Had a worker
 taken all rows of such a batch at once, each would count the next end as its own, and be given up with the bad one.
+
+Beside a single row a worker holds whole batches, any of which may be why it ends. Before the last attempt the row is
+cornered: the worker takes nothing new and finishes the rest first, since only then the row can be parked.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from draftfleet.names import parent_of
@@ -18,6 +21,7 @@ LOOK_S = 0.2
 class Suspects:
     def __init__(self, draining: threading.Event) -> None:
         self.num_waiting = 0
+        self.is_cornering = False
         self._draining = draining
         self._turn = threading.Lock()
         self._count = threading.Lock()
@@ -34,7 +38,16 @@ class Suspects:
         try:
             yield True
         finally:
+            self.is_cornering = False
             self._turn.release()
+
+    def corner(self, is_alone: Callable[[], bool]) -> bool:
+        """Wait, in a turn, until the node holds nothing else. False if it drains meanwhile."""
+        self.is_cornering = True
+        while not is_alone():
+            if self._draining.wait(LOOK_S):
+                return False
+        return True
 
     def _wait(self) -> bool:
         self._add(1)

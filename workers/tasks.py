@@ -15,6 +15,7 @@ from celery import Celery, Task
 
 from draftfleet.claims import Held, Taken, new_token
 from draftfleet.errors import CorruptFile, QueueError
+from draftfleet.letters import note_unreadable
 from draftfleet.logs import event
 from draftfleet.names import parent_of
 from draftfleet.queue import GENERATE, publish
@@ -76,7 +77,9 @@ def _claim(node: Node, found: OpenRun, name: str, task_id: str) -> None:
     batch = Batch(name, found.run, found.content, found.claims, taken.token, taken.attempt, task_id)
     node.holdings.hold(batch, found.partials)
     try:
-        if _open(node, found, batch):
+        if not _stands_alone(node, batch):
+            _give_back(node, batch)
+        elif _open(node, found, batch):
             node.submit(batch)
             _end(node, found, batch)
     except PAUSING as error:  # the node was told to stop while it waited for the storage
@@ -98,6 +101,14 @@ def _take(node: Node, found: OpenRun, name: str) -> Taken | Held | None:
                 return None
 
 
+def _stands_alone(node: Node, batch: Batch) -> bool:
+    """A single row on its last attempt is asked when the node holds nothing else. False if the node drains."""
+    if parent_of(batch.name)[1] is None or batch.attempt < node.settings.claims.max_attempts:
+        return True
+    log.warning(event("row cornered", run=batch.run.name, batch=batch.name, attempt=batch.attempt))
+    return node.suspects.corner(lambda: node.holdings.all() == [batch])
+
+
 def _open(node: Node, found: OpenRun, batch: Batch) -> bool:
     """Read the prompts and the rows of earlier holders. False if there is nothing to do."""
     run, name = found.run, batch.name
@@ -111,6 +122,8 @@ def _open(node: Node, found: OpenRun, batch: Batch) -> bool:
     except (FileNotFoundError, CorruptFile) as error:
         # Not given back at once: the reconciler publishes it again later, perhaps after somebody has mended it.
         log.error(event("batch has no prompts", run=run.name, batch=name, error=str(error)))
+        fault = error
+        node.guard.run("noting a dead batch", lambda: note_unreadable(run, name, fault, worker=node.process))
         _release(node, batch)
         return False
     prompts = list({prompt.row_key: prompt for prompt in prompts}.values())

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 import draftfleet
 from draftfleet import logs
-from draftfleet.cli import faking, generation, looking, training
+from draftfleet.cli import dead, faking, generation, looking, training
 from draftfleet.cli.role import ROLES
 from draftfleet.errors import DraftfleetError
 
@@ -27,12 +27,18 @@ VERBS: dict[str, Callable[..., None]] = {
     "evaluate": training.evaluate,
     "export": training.export,
     "status": looking.status,
+    "dead list": dead.list_letters,
+    "dead show": dead.show,
+    "dead revive": dead.revive,
+    "dead export": dead.export,
     "up": generation.up,
     "flower": looking.flower,
     "fake-server": faking.fake_server,
     "settings": looking.list_settings,
 }
-"""In the order of the help."""
+"""In the order of the help. A verb of two words belongs to a group."""
+
+GROUPS = {"dead": "List, show, revive and export rows that failed."}
 
 
 class Verbs(TyperGroup):
@@ -71,8 +77,12 @@ def common(
     logs.setup("DEBUG" if debug else "INFO")
 
 
+groups = {name: typer.Typer(help=said, no_args_is_help=True, rich_markup_mode=None) for name, said in GROUPS.items()}
 for name, verb in VERBS.items():
-    app.command(name)(verb)
+    group, _, short = name.rpartition(" ")
+    (groups[group] if group else app).command(short)(verb)
+for name, group_app in groups.items():
+    app.add_typer(group_app, name=name)
 
 
 def main() -> None:

@@ -17,10 +17,14 @@ ROLES = {
     "evaluate": "trainer.evaluate:evaluate",
     "export": "trainer.export:export",
     "status": "draftfleet.status:show",
+    "dead list": "draftfleet.dead:show_list",
+    "dead show": "draftfleet.dead:show_one",
+    "dead revive": "draftfleet.dead:revive",
+    "dead export": "draftfleet.dead:export",
     "up": "draftfleet.up:up",
     "flower": "draftfleet.flower:serve",
 }
-"""From verb to module and function."""
+"""From verb to module and function. A verb of two words belongs to a group: `draftfleet dead list`."""
 
 
 def role(verb: str) -> Callable[..., Any]:

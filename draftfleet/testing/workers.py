@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from draftfleet import children
-from draftfleet.names import batch_id
+from draftfleet.names import batch_id, is_again
 from draftfleet.queue import connect, make_app, publish
 from draftfleet.reconcile import model_of
 from draftfleet.records import Prompt
@@ -29,7 +29,7 @@ def changed(settings: Settings, **knobs: Any) -> Settings:
 
 def enqueue(settings: Settings, run: Run, prompts: Sequence[Prompt], *, batch_size: int = 8) -> list[str]:
     """Do what a producer does with these prompts. Returns the names of the batches."""
-    first = len(run.batches())
+    first = sum(not is_again(batch) for batch in run.batches())
     batches = [list(prompts[start : start + batch_size]) for start in range(0, len(prompts), batch_size)]
     names = [batch_id("train", first + number) for number in range(len(batches))]
     for name, batch in zip(names, batches, strict=True):

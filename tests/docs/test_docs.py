@@ -131,7 +131,12 @@ def parses(args: list[str]) -> None:
     """Raises a usage error of the command line on an unknown verb or flag, or a value of the wrong kind."""
     verb, *rest = [word for word in args if word != "--debug"]
     assert verb in VERBS, f"no such verb: {verb}"
-    VERBS[verb].make_context(verb, rest)
+    group = getattr(VERBS[verb], "commands", None)
+    if group is not None and rest:  # a verb of verbs
+        assert rest[0] in group, f"no such verb: {verb} {rest[0]}"
+        group[rest[0]].make_context(rest[0], rest[1:])
+    else:
+        VERBS[verb].make_context(verb, rest)
 
 
 @by_name

@@ -103,7 +103,7 @@ def test_help_lists_every_verb_and_the_version_is_the_packages(call: Callable[..
 
     assert help_.returncode == 0
     verbs = {line.split()[0] for line in help_.stdout.partition("Commands:")[2].splitlines() if line.strip()}
-    assert verbs == {*cli.ROLES, "fake-server", "settings"}
+    assert verbs == {*(verb.split()[0] for verb in cli.ROLES), "fake-server", "settings"}
     assert (version.returncode, version.stdout) == (0, f"draftfleet {draftfleet.__version__}\n")
 
 
@@ -251,8 +251,11 @@ def test_a_named_flag_wins_over_set_which_wins_over_the_environment_and_the_file
     assert (now["run"], now["storage.url"], now["worker.concurrency"]) == ("flag", "set", 2)
 
 
-RETURNS = {"produce": "fields", "evaluate": "fields", "export": "fields", "train": "text"}
+RETURNS = dict.fromkeys(("produce", "evaluate", "export", "dead revive", "dead export"), "fields") | {"train": "text"}
 """What the command line expects of a role: a result, a sentence, or an exit code."""
+
+ARGUMENT = {"dead show": ["b05c"], "dead export": ["x.jsonl"]}
+"""Where one is required."""
 
 FLAGS_OF: dict[str, tuple[str, dict[str, Any]]] = {
     "produce": (
@@ -323,7 +326,7 @@ def test_a_flag_that_is_not_given_leaves_its_knob_to_the_file(
     monkeypatch.setitem(cli.ROLES, verb, f"a_role:{RETURNS.get(verb, 'code')}")
 
     with pytest.raises(SystemExit):
-        cli.app([verb])
+        cli.app([*verb.split(), *ARGUMENT.get(verb, [])])
 
     assert json.loads(capsys.readouterr().err.splitlines()[0]) == load().model_dump(mode="json")
 

@@ -105,6 +105,59 @@ def test_a_batch_out_of_attempts_is_split_and_only_its_lone_bad_row_is_given_up(
     assert "the only one of its batch" in str(run.dead()[bad].error)
 
 
+def test_the_only_row_of_a_batch_is_parked_only_after_it_was_a_suspect_by_itself(
+    reconciler: Reconciler, client: redis.Redis, run: Run, knobs: Any, until: Until, make_prompts: Any
+) -> None:
+    """Its worker may have ended of any other batch that it held: a whole batch does not wait for its turn."""
+    run.write_prompts(BATCH, make_prompts(1))
+    for _ in range(2):
+        lapse(client, run, knobs, BATCH, reconciler, until)
+
+    assert not run.dead()
+    [alone] = run.outstanding()
+    assert alone == parts_of(BATCH, 1)[0]
+    for _ in range(2):
+        lapse(client, run, knobs, alone, reconciler, until)
+
+    assert [dead.error_kind for dead in run.dead().values()] == ["worker"]
+    assert all(dead.started_at for dead in run.dead().values())
+
+
+def test_a_row_whose_worker_ended_with_other_batches_in_hand_is_not_parked_for_it(
+    reconciler: Reconciler, client: redis.Redis, run: Run, knobs: Any, until: Until, make_prompts: Any
+) -> None:
+    other = batch_id("train", 1)
+    run.write_prompts(BATCH, make_prompts(2))
+    run.write_prompts(other, make_prompts(2, start=2))
+    run.split(BATCH, 2)
+    suspect = parts_of(BATCH, 2)[0]
+
+    for _ in range(4):
+        claims = Claims(client, run.run_id, knobs, "victim")
+        claims.take(suspect)
+        claims.take(other)
+        seen: list[int] = []
+        until(lambda seen=seen: seen.append(reconciler.sweep()) or sum(seen) == 2)
+
+    assert not run.dead()
+    assert suspect in run.outstanding()
+    lapse(client, run, knobs, suspect, reconciler, until)
+    assert list(run.dead()) == [suspect]
+
+
+def test_a_single_row_is_not_parked_when_its_whole_batch_came_late(
+    reconciler: Reconciler, client: redis.Redis, run: Run, knobs: Any, until: Until, make_prompts: Any, make_sample: Any
+) -> None:
+    run.write_prompts(BATCH, make_prompts(2))
+    run.split(BATCH, 2)
+    run.commit(BATCH, [make_sample(prompt) for prompt in run.read_prompts(BATCH)])
+
+    for _ in range(3):
+        lapse(client, run, knobs, parts_of(BATCH, 2)[0], reconciler, until)
+
+    assert not run.dead()
+
+
 def test_a_damaged_prompt_shard_does_not_keep_other_lapsed_batches_waiting(
     reconciler: Reconciler, client: redis.Redis, run: Run, knobs: Any, until: Until, make_prompts: Any
 ) -> None:

@@ -1,4 +1,4 @@
-"""A row that ends every worker that asks for it: it is cornered, and its neighbours are answered."""
+"""A row that ends every worker that asks for it: it is cornered, its neighbours are answered, and it may be revived."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from draftfleet.accounting import Accountant
+from draftfleet.dead import revive
+from draftfleet.letters import Filter
 from draftfleet.records import Prompt
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
@@ -57,4 +59,15 @@ def test_a_row_that_ends_every_worker_is_given_up_alone(
     [(batch, dead)] = run.dead().items()
     assert dead.messages[-1]["content"] == POISON
     assert batch.startswith("train-000000.")
+    assert dead.error_kind == "worker"
     assert num_kills >= 2
+
+    with FakeServer(model="tiny") as server:
+        revived = changed(settings, worker__servers=[server.url])
+        said = revive(revived, Filter(kind=("worker",)), every=False, dry_run=False)
+        with WorkerProcess(revived, tmp_path / "worker.log"):
+            until(lambda: not accountant.account().pending, what="the revived row")
+    account = accountant.account()
+    assert said["rows"] == 1
+    assert (account.ok + account.truncated, account.failed, account.dead) == (6, 0, 0)
+    assert account.holds

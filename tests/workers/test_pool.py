@@ -195,6 +195,162 @@ def test_a_row_that_takes_its_servers_down_is_found_alone_and_its_neighbours_liv
     asyncio.run(scenario())
 
 
+class Crashing:
+    """Servers that end when they are asked for `poison`, with all they hold, and come back at once."""
+
+    def __init__(self, make_sample: Callable[..., Sample], poison: set[str], *, seen_away: bool) -> None:
+        self.poison = poison
+        self.crashes: list[set[str]] = []
+        self.together: list[set[str]] = []
+        self.servers: Ready | None = None
+        self._make_sample = make_sample
+        self._seen_away = seen_away
+        self._holders: dict[str, dict[str, asyncio.Future[None]]] = {}
+
+    async def ask(self, row: Row, server: Server) -> Sample:
+        held = self._holders.setdefault(server.url, {})
+        key = row.prompt.row_key
+        crash: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        held[key] = crash
+        self.together.append(set(held))
+        if key in self.poison:
+            asyncio.get_running_loop().call_later(0.01, self.crash, server)
+        try:
+            await asyncio.wait_for(crash, 0.03)
+        except TimeoutError:
+            return self._make_sample(row.prompt)
+        finally:
+            held.pop(key, None)
+        raise AssertionError
+
+    def crash(self, server: Server) -> None:
+        assert self.servers is not None
+        held = self._holders[server.url]
+        self.crashes.append(set(held))
+        if self._seen_away:
+            self.servers.gone.add(server.url)
+            asyncio.get_running_loop().call_later(0.03, self.servers.gone.discard, server.url)
+        for one in held.values():
+            if not one.done():
+                one.set_exception(Transient("connection reset", is_broken=True))
+
+
+def test_all_rows_of_a_server_that_died_are_asked_one_at_a_time(
+    run: Run, prompts: list[Prompt], make_sample: Callable[..., Sample]
+) -> None:
+    async def scenario() -> None:
+        server = a_server("http://a", 8, run)
+        crashing = Crashing(make_sample, set(), seen_away=True)
+        crashing.servers = Ready(server)
+        pool = a_pool(crashing.servers, crashing.ask, make_sample)
+        batch = a_batch(run, prompts[:12])
+        pool.submit(batch, rows_of(batch))
+        await until(lambda: server.in_flight == 8)
+        await asyncio.sleep(0)
+
+        crashing.crash(server)
+        crashing.together.clear()
+        await until(lambda: batch.is_complete)
+
+        [suspects] = crashing.crashes
+        assert {sample.outcome for sample in batch.samples()} == {"ok"}
+        assert len(suspects) == 8
+        assert max(len(held & suspects) for held in crashing.together) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_row_is_parked_only_when_it_was_all_that_its_server_held(
+    run: Run, prompts: list[Prompt], make_sample: Callable[..., Sample]
+) -> None:
+    async def scenario() -> None:
+        servers = [a_server("http://a", 4, run), a_server("http://b", 4, run)]
+        bad = {prompts[4].row_key, prompts[9].row_key}
+        crashing = Crashing(make_sample, bad, seen_away=True)
+        crashing.servers = Ready(*servers)
+        pool = a_pool(crashing.servers, crashing.ask, make_sample, max_tries=1)
+        batch = a_batch(run, prompts)
+        pool.submit(batch, rows_of(batch))
+        await until(lambda: batch.is_complete)
+
+        failed = {sample.row_key for sample in batch.samples() if sample.outcome == "failed"}
+        assert failed == bad
+        assert sum(held in ({key} for key in bad) for held in crashing.crashes) >= len(bad)
+        assert all(server.in_flight == 0 for server in servers)
+
+    asyncio.run(scenario())
+
+
+def test_two_reboots_park_no_row_however_they_fall(
+    run: Run, prompts: list[Prompt], make_sample: Callable[..., Sample]
+) -> None:
+    async def scenario() -> None:
+        servers = [a_server("http://a", 4, run), a_server("http://b", 4, run)]
+        crashing = Crashing(make_sample, set(), seen_away=True)
+        crashing.servers = Ready(*servers)
+        pool = a_pool(crashing.servers, crashing.ask, make_sample, max_tries=1)
+        batch = a_batch(run, prompts[:10])
+        pool.submit(batch, rows_of(batch))
+        for _ in range(2):
+            asked = len(crashing.together)
+            await until(lambda asked=asked: len(crashing.together) > asked)
+            for server in servers:
+                crashing.crash(server)
+        await until(lambda: batch.is_complete)
+
+        assert {sample.outcome for sample in batch.samples()} == {"ok"}
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_is_back_before_it_is_missed_costs_the_neighbours_of_a_bad_row_nothing(
+    run: Run, prompts: list[Prompt], make_sample: Callable[..., Sample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.pool.LONGEST_BACKOFF_S", 0.02)
+
+    async def scenario() -> None:
+        server = a_server("http://a", 8, run)
+        crashing = Crashing(make_sample, {prompts[4].row_key}, seen_away=False)
+        crashing.servers = Ready(server)
+        pool = a_pool(crashing.servers, crashing.ask, make_sample, max_tries=4)
+        batch = a_batch(run, prompts[:16])
+        pool.submit(batch, rows_of(batch))
+        await until(lambda: batch.is_complete)
+
+        failed = {sample.row_key for sample in batch.samples() if sample.outcome == "failed"}
+        assert failed == {prompts[4].row_key}
+
+    asyncio.run(scenario())
+
+
+def test_a_batch_that_is_dropped_while_a_server_is_kept_for_its_row_gives_the_server_back(
+    run: Run, prompts: list[Prompt], make_sample: Callable[..., Sample]
+) -> None:
+    async def scenario() -> None:
+        server = a_server("http://a", 2, run)
+        gate = asyncio.Event()
+
+        async def ask(row: Row, server: Server) -> Sample:
+            await gate.wait()
+            return make_sample(row.prompt)
+
+        pool = a_pool(Ready(server), ask, make_sample)
+        going, accused, after = (a_batch(run, prompts[n : n + 1], f"train-00000{n}") for n in range(3))
+        pool.submit(going, rows_of(going))
+        pool.submit(accused, [Row(accused, prompts[1], deaths=2)])
+        pool.submit(after, rows_of(after))
+        kept = server.in_flight
+        accused.stop("lost")
+        await pool.drop(accused)
+        then = server.in_flight
+        gate.set()
+        await until(lambda: after.is_complete)
+
+        assert (kept, then) == (1, 2)
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("kind", [Transient, BadRequest])
 def test_what_a_server_quotes_of_a_prompt_stands_in_the_row_and_not_in_the_log(
     run: Run,

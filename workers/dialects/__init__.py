@@ -119,7 +119,10 @@ def decode(raw: str | bytes) -> dict[str, Any]:
     except ValueError:
         body = None
     if not isinstance(body, dict):
-        raise Transient("the server answered 200 with a body that is no JSON object", body=start_of(raw))
+        shown = start_of(raw)
+        raise Transient(
+            "the server answered 200 with a body that is no JSON object", status=200, body=shown, kind="unusable"
+        )
     written = raw if isinstance(raw, bytes) else raw.encode(errors="surrogatepass")
     return cast(dict[str, Any], _whole(body) if _SURROGATES.search(written) else body)
 

@@ -57,7 +57,9 @@ def parse(body: dict[str, Any]) -> Completion:
         outcome = outcome_of(_text_or_none(finish_reason))
     except (KeyError, IndexError, TypeError, AttributeError):
         shown = start_of(json.dumps(body, ensure_ascii=False))
-        raise Transient("the server answered 200 with a body that is no chat completion", body=shown) from None
+        raise Transient(
+            "the server answered 200 with a body that is no chat completion", status=200, body=shown, kind="unusable"
+        ) from None
     reasoning, source, content = split_reasoning(message, content)
     return Completion(
         model=model,
@@ -104,7 +106,7 @@ def classify(status: int, headers: Mapping[str, str], body: str | bytes) -> Serv
     if status in OVERLOADED:
         return Overload(said, status=status, retry_after_s=retry_after_s(headers), body=text)
     if status in TIMED_OUT or status >= 500 or status < 400:
-        return Transient(said, body=text)
+        return Transient(said, status=status, body=text)
     if status in (400, 404) and _NO_SUCH_MODEL.search(text):
         return Mismatch(f"{said}: {text!r}. It does not serve the model of this run: start it with that model.")
     return BadRequest(said, status=status, body=text)
