@@ -14,6 +14,7 @@ from draftfleet.runs import Run
 from draftfleet.settings import Sampling, Worker
 from workers.batch import Batch, Content, Row
 from workers.client import Client
+from workers.concurrency import Concurrency
 from workers.pool import Pool
 from workers.servers import Server, Servers
 
@@ -34,7 +35,7 @@ class Ready(Servers):
 
 
 def a_server(url: str, limit: int, run: Run) -> Server:
-    return Server(url, limit, state="ready", cleared={run.run_id})
+    return Server(url, Concurrency(pinned=limit), state="ready", cleared={run.run_id})
 
 
 def a_batch(run: Run, prompts: list[Prompt], name: str = "train-000000") -> Batch:
@@ -86,10 +87,10 @@ def test_a_limit_that_is_changed_counts_at_once_for_rows_not_yet_started(
         pool.submit(batch, rows_of(batch))
         at_first = server.in_flight
 
-        server.limit = 7
+        server.concurrency.configure(0, most=512, pinned=7)
         pool.fill()
         then = server.in_flight
-        server.limit = 3
+        server.concurrency.configure(0, most=512, pinned=3)
         gate.set()
         await until(lambda: batch.is_complete)
 

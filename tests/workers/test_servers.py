@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from draftfleet.errors import Mismatch, NotReady
 from draftfleet.settings import Worker
 from draftfleet.testing import FakeServer
+from workers.addresses import expand
 from workers.client import Client
+from workers.concurrency import Concurrency
 from workers.servers import Server, Servers
 
 
@@ -22,21 +25,25 @@ async def with_client(scenario: Callable[[Client], Awaitable[None]]) -> None:
         await client.close()
 
 
-def test_overload_takes_a_quarter_of_the_slots_once_per_burst_and_answers_give_them_back() -> None:
-    server = Server("http://a", 40, state="ready", in_flight=40)
+def pinned(limit: int, **fields: Any) -> Server:
+    return Server("http://a", Concurrency(pinned=limit), state="ready", **fields)
+
+
+def test_overload_takes_a_quarter_of_a_pinned_limit_once_per_burst_and_looks_give_it_back() -> None:
+    server = pinned(40, in_flight=40)
 
     holds = [server.overloaded(None) for _ in range(10)]
-    after_burst = server.slots
-    for _ in range(600):
-        server.completed(tokens=10, seconds=1.0)
+    after_burst = server.limit
+    for _ in range(20):
+        server.look()
 
     assert after_burst == 30
     assert all(0 < hold <= 0.5 for hold in holds)
-    assert server.slots == 40
+    assert server.limit == 40
 
 
 def test_retry_after_is_honoured() -> None:
-    server = Server("http://a", 4, state="ready", cleared={"run"})
+    server = pinned(4, cleared={"run"})
 
     held_s = server.overloaded(7.5)
 
@@ -45,7 +52,7 @@ def test_retry_after_is_honoured() -> None:
 
 
 def test_a_server_gets_rows_of_a_run_only_after_its_canary() -> None:
-    server = Server("http://a", 4, state="ready")
+    server = pinned(4)
 
     before = server.can_take("run", alone=False)
     server.cleared.add("run")
@@ -55,7 +62,7 @@ def test_a_server_gets_rows_of_a_run_only_after_its_canary() -> None:
 
 
 def test_a_second_suspect_is_kept_from_a_server_that_works_on_one() -> None:
-    server = Server("http://a", 4, state="ready", cleared={"run"}, suspects=1)
+    server = pinned(4, cleared={"run"}, suspects=1)
 
     assert server.can_take("run", alone=False)
     assert not server.can_take("run", alone=True)
@@ -68,7 +75,7 @@ def test_the_model_is_found_on_the_servers_and_its_dialect_and_context_with_it()
             FakeServer(model="found", shape="transformers") as two,
         ):
             servers = Servers(client, Worker(probe_interval_s=0.1), "")
-            servers.set([one.url, two.url], 4)
+            servers.set(expand([one.url, two.url]), Worker(probe_interval_s=0.1))
             await servers.wait_ready(20)
 
             assert servers.model == "found"
@@ -82,7 +89,7 @@ def test_a_mismatch_names_every_server_with_what_it_serves() -> None:
     async def scenario(client: Client) -> None:
         with FakeServer(model="one") as one, FakeServer(model="two") as two:
             servers = Servers(client, Worker(probe_interval_s=0.1), "one")
-            servers.set([one.url, two.url], 4)
+            servers.set(expand([one.url, two.url]), Worker(probe_interval_s=0.1))
 
             with pytest.raises(Mismatch) as caught:
                 await servers.wait_ready(20)
@@ -97,7 +104,7 @@ def test_a_loading_server_is_waited_for_and_a_budget_ends_the_wait() -> None:
     async def scenario(client: Client) -> None:
         with FakeServer(model="tiny", ready=False) as server:
             servers = Servers(client, Worker(probe_interval_s=0.05), "tiny")
-            servers.set([server.url], 4)
+            servers.set(expand([server.url]), Worker(probe_interval_s=0.05))
 
             with pytest.raises(NotReady, match="answered 503"):
                 await servers.wait_ready(0.3)
