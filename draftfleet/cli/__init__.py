@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 import draftfleet
 from draftfleet import logs
-from draftfleet.cli import generation, looking, training
+from draftfleet.cli import faking, generation, looking, training
 from draftfleet.cli.role import ROLES
 from draftfleet.errors import DraftfleetError
 
@@ -29,6 +29,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "status": looking.status,
     "up": generation.up,
     "flower": looking.flower,
+    "fake-server": faking.fake_server,
     "settings": looking.list_settings,
 }
 """In the order of the help."""

@@ -1,4 +1,4 @@
-"""A fake inference server that can do everything wrong, for tests and benchmarks of the real client code.
+"""A fake inference server that can do everything wrong, for tests and benchmarks of whatever asks one.
 
     with FakeServer(shape="vllm", model="target") as server:          # in a thread of this process
         server.fault("status", status=503, times=3)                   # what comes next, while it runs
@@ -8,7 +8,7 @@
     with FakeProcess(shape="transformers") as server:                 # a process of its own, that can be killed
         server.kill()
 
-    python -m draftfleet.testing --port 0 --shape vllm                # the same by hand; its address is line 1
+    draftfleet fake-server --servers 7 --port 9000                    # the same by hand
 
 Answers depend on the prompt alone, so rows that were asked twice can be compared.
 """

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import NormalDist
 from typing import Any
 
-from draftfleet.records import Conversation
 from draftfleet.tokens import TargetTokenizer
 
 OPEN, CLOSE = "<think>", "</think>"
@@ -20,15 +22,43 @@ _WORDS = _TEXT.split()
 _FIRST_WORD = 16
 """Ids of the words begin here; below it are the marks: 1 opens the thought, 2 closes it, 3 ends the turn."""
 _MARKS = {1: OPEN, 2: CLOSE, 3: ""}
-_LONG = 32_768
-_RIVER = [(i * 7919 + i // 31) % len(_WORDS) for i in range(_LONG)]
-_RIVER_IDS = [_FIRST_WORD + i for i in _RIVER]
+_SHORTEST, _LONGEST = 5, 16_384
+_RIVER = [(i * 7919 + i // 31) % len(_WORDS) for i in range(2 * _LONGEST)]
+"""All that is ever said: an answer is a piece of it."""
+_NORMAL = NormalDist()
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """Token ids as they stand in JSON, without the brackets: writing them out one by one would cost the most."""
+
+    text: str
+    count: int
+
+    @classmethod
+    def of(cls, numbers: Sequence[int]) -> Ids:
+        return cls(", ".join(map(str, numbers)), len(numbers))
+
+    def numbers(self) -> list[int]:
+        return json.loads(f"[{self.text}]")
+
+    def without_last(self) -> Ids:
+        return Ids(self.text.rpartition(",")[0], self.count - 1)
+
+
+_RIVER_IDS = Ids.of([_FIRST_WORD + i for i in _RIVER]).text + ", "
+_ALL_IDS = Ids.of(range(_FIRST_WORD, _FIRST_WORD + len(_WORDS))).text + ", "
+_WIDTH = len("16, ")
+"""Of every word's id, so that a piece is found without counting."""
+_RIVER_TEXT = " ".join(_WORDS[i] for i in _RIVER) + " "
+_RIVER_AT = [0, *accumulate(len(_WORDS[i]) + 1 for i in _RIVER)]
+"""Where each word begins in the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    prompt_ids: list[int]
-    token_ids: list[int]
+    prompt_ids: Ids
+    token_ids: Ids
     reasoning: str | None
     content: str | None
     finish_reason: str
@@ -37,10 +67,11 @@ class Answer:
 class Speaker:
     """With a tokenizer, ids and text are those of a real model's. Without, every word is one id."""
 
-    def __init__(self, tokenizer: TargetTokenizer | None, tokens: int, spread: float) -> None:
+    def __init__(self, tokenizer: TargetTokenizer | None, *, tokens: int, spread: float, most_tokens: int) -> None:
         self._tokenizer = tokenizer
         self._tokens = tokens
         self._spread = spread
+        self._most = most_tokens
 
     def answer(self, body: dict[str, Any], prompt: str) -> Answer:
         """`prompt` is the JSON text of the messages; the rest of the request is in `body`."""
@@ -48,45 +79,41 @@ class Speaker:
         switches: dict[str, Any] = body.get("chat_template_kwargs") or {}
         is_thinking = switches.get("enable_thinking") is not False
         length = self._length(digest)
-        ids = self._ids(digest, length, is_thinking)
-        limit = body.get("max_tokens") or _LONG
+        start = (digest >> 16) % _LONGEST
+        thought = max(length - 3, 0) // 2 if is_thinking else 0
+        rest = max(length - (3 if is_thinking else 1) - thought, 1)
+        limit: int = body.get("max_tokens") or 2 * _LONGEST
+        if self._tokenizer is None:
+            return _in_words(prompt, start, thought, rest, limit, is_thinking=is_thinking)
+        ids = self._ids(start, start + thought, start + thought + rest, is_thinking)
         kept = ids[:limit]
         reasoning, content = self._text(kept)
-        return Answer(
-            self._prompt_ids(body["messages"], prompt, switches),
-            kept,
-            reasoning,
-            content,
-            "stop" if len(ids) <= limit else "length",
-        )
+        asked = self._tokenizer.prompt_ids(body["messages"], template_kwargs=switches)
+        return Answer(Ids.of(asked), Ids.of(kept), reasoning, content, "stop" if len(ids) <= limit else "length")
 
     def ended_in_thought(self, answer: Answer, *, cut: bool) -> Answer:
         """The same answer, had it ended before its thought was closed."""
-        marks = {2} if self._tokenizer is None else set(self._encode(CLOSE))
-        end = next((i for i, token in enumerate(answer.token_ids) if token in marks), len(answer.token_ids))
-        ids = answer.token_ids[: max(end, 1)]
+        marks = {2} if self._tokenizer is None else set(self._tokenizer.encode(CLOSE))
+        ids = answer.token_ids.numbers()
+        end = next((i for i, token in enumerate(ids) if token in marks), len(ids))
+        ids = ids[: max(end, 1)]
         reasoning, _ = self._text(ids)
         last = [] if cut else self._stop()
-        return Answer(answer.prompt_ids, [*ids, *last], reasoning, None, "length" if cut else "stop")
+        return Answer(answer.prompt_ids, Ids.of([*ids, *last]), reasoning, None, "length" if cut else "stop")
 
     def _length(self, digest: int) -> int:
         if not self._spread:
-            return self._tokens
-        normal = NormalDist().inv_cdf(((digest & 0xFFFF) + 0.5) / 0x10000)
+            return min(self._tokens, self._most)
+        normal = _NORMAL.inv_cdf(((digest & 0xFFFF) + 0.5) / 0x10000)
         length = self._tokens * math.exp(self._spread * normal - self._spread**2 / 2)
-        return min(max(round(length), 5), _LONG // 2)
+        return min(max(round(length), _SHORTEST), self._most)
 
-    def _ids(self, digest: int, length: int, is_thinking: bool) -> list[int]:
-        start = (digest >> 16) % (_LONG // 2)
-        thought = (length - 3) // 2 if is_thinking else 0
-        middle, end = start + thought, start + max(length - (3 if is_thinking else 1), 1)
-        if self._tokenizer is None:
-            opened = [1, *_RIVER_IDS[start:middle], 2] if is_thinking else []
-            return [*opened, *_RIVER_IDS[middle:end], 3]
+    def _ids(self, start: int, middle: int, end: int, is_thinking: bool) -> list[int]:
+        assert self._tokenizer is not None
         text = " ".join(_WORDS[i] for i in _RIVER[middle:end])
         if is_thinking:
             text = f"{OPEN}\n{' '.join(_WORDS[i] for i in _RIVER[start:middle])}\n{CLOSE}\n\n{text}"
-        return [*self._encode(text), *self._stop()]
+        return [*self._tokenizer.encode(text), *self._stop()]
 
     def _text(self, ids: list[int]) -> tuple[str | None, str | None]:
         if self._tokenizer is None:
@@ -98,14 +125,31 @@ class Speaker:
         thought, _, content = text.removeprefix(OPEN).partition(CLOSE)
         return thought.strip() or None, content.strip() or None
 
-    def _prompt_ids(self, messages: Conversation, prompt: str, switches: dict[str, Any]) -> list[int]:
-        if self._tokenizer is not None:
-            return self._tokenizer.prompt_ids(messages, template_kwargs=switches)
-        return [_FIRST_WORD + i % len(_WORDS) for i in range(prompt.count(" ") + 4)]
-
-    def _encode(self, text: str) -> list[int]:
-        assert self._tokenizer is not None
-        return self._tokenizer.encode(text)
-
     def _stop(self) -> list[int]:
-        return [3] if self._tokenizer is None else self._encode(self._tokenizer.end_of_turn)
+        return [3] if self._tokenizer is None else self._tokenizer.encode(self._tokenizer.end_of_turn)
+
+
+def _in_words(prompt: str, start: int, thought: int, rest: int, limit: int, *, is_thinking: bool) -> Answer:
+    """Cut out of what was prepared; `thought` and `rest` are numbers of words, `limit` of ids."""
+    marks = 2 if is_thinking else 0
+    total = marks + thought + rest + 1
+    thought_kept = min(thought, max(limit - 1, 0))
+    rest_kept = min(rest, max(limit - marks - thought, 0))
+    middle = start + thought
+    ids = [_RIVER_IDS[_WIDTH * middle : _WIDTH * (middle + rest_kept)], "3, " if limit >= total else ""]
+    if is_thinking:
+        closed = "2, " if limit >= thought + 2 else ""
+        ids = ["1, ", _RIVER_IDS[_WIDTH * start : _WIDTH * (start + thought_kept)], closed, *ids]
+    asked = prompt.count(" ") + 4
+    asked_ids = _ALL_IDS * (asked // len(_WORDS) + 1)
+    return Answer(
+        Ids(asked_ids[: _WIDTH * asked - 2], asked),
+        Ids("".join(ids)[:-2], min(limit, total)),
+        _words(start, start + thought_kept),
+        _words(middle, middle + rest_kept),
+        "stop" if limit >= total else "length",
+    )
+
+
+def _words(start: int, end: int) -> str | None:
+    return _RIVER_TEXT[_RIVER_AT[start] : _RIVER_AT[end] - 1] if end > start else None

@@ -6,12 +6,14 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-Shape = Literal["vllm", "transformers", "openai"]
+Shape = Literal["vllm", "sglang", "llamacpp", "transformers", "openai"]
 
 Kind = Literal[
     "hang",  # never answers
     "close",  # closes the connection without an answer
-    "die",  # closes this and every other connection until `alive` is set again
+    "die",  # closes this and every other connection until `alive` is set again, or for `restart_s`
+    "stall",  # nothing in flight advances, all counters are flat, for `for_s` or until `frozen` is unset
+    "ghost",  # forgets this request and all in flight: no gauge shows them, and none is ever answered
     "status",  # answers with `status`, and `retry_after` as Retry-After
     "abort",  # 200 with finish_reason abort
     "cut",  # the body ends in its middle
@@ -26,6 +28,9 @@ Kind = Literal[
     "other_model",  # from now on the server serves `other`, as after a restart with another model
 ]
 
+OF_THE_SERVER = ("die", "stall", "ghost", "other_model")
+"""Faults that need no request to strike."""
+
 
 class Fault(BaseModel):
     """One order. Of several that fit a request, the first counts."""
@@ -37,8 +42,17 @@ class Fault(BaseModel):
     after: NonNegativeInt = Field(default=0, description="Let this many fitting requests pass first.")
     times: PositiveInt | None = Field(default=None, description="At most this often. Unset: until it is taken back.")
     share: PositiveFloat = Field(default=1.0, le=1, description="Share of fitting requests, evenly spread.")
-    status: int = Field(default=500, ge=400, le=599)
-    retry_after: str | None = Field(default=None, description="Seconds or an HTTP date, as the header has it.")
+    status: int = Field(default=500, ge=400, le=599, description="Of kind `status`: the HTTP status.")
+    retry_after: str | None = Field(
+        default=None, description="Of kind `status`: the header Retry-After, as it is written there."
+    )
+    retry_after_date_s: NonNegativeFloat | None = Field(
+        default=None, description="Of kind `status`: so many real seconds from then, written as an HTTP date."
+    )
+    restart_s: NonNegativeFloat | None = Field(
+        default=None, description="Of kinds `die`, `other_model`: it is down so long. Unset: `die` is for ever."
+    )
+    for_s: NonNegativeFloat | None = Field(default=None, description="Of kind `stall`: it ends by itself after this.")
     seen: NonNegativeInt = Field(default=0, description="Fitting requests so far.")
     done: NonNegativeInt = Field(default=0, description="Faults so far.")
 
@@ -65,17 +79,31 @@ class Behaviour(BaseModel):
         default=None, description="Folder of a tokenizer. Unset: ids are counted words, as no real tokenizer has them."
     )
     max_model_len: PositiveInt | None = Field(default=None, description="Longest prompt + completion in tokens.")
-    slots: PositiveInt | None = Field(default=None, description="Requests at work at once; more of them queue.")
-    latency_s: NonNegativeFloat = Field(default=0, description="Time of every answer.")
-    seconds_per_token: NonNegativeFloat = Field(default=0, description="Time of every token of an answer.")
+    api_key: str | None = Field(default=None, description="Requests without this bearer token get 401.")
     tokens: PositiveInt = Field(default=48, description="Mean length of an answer.")
     spread: NonNegativeFloat = Field(
         default=0.5, description="How far lengths differ: sigma of a log-normal; 0: not at all."
     )
-    api_key: str | None = Field(default=None, description="Requests without this bearer token get 401.")
+    most_tokens: PositiveInt = Field(default=16_384, le=16_384, description="No answer is longer than this.")
+    slots: PositiveInt | None = Field(default=None, description="Requests at work at once; more of them queue.")
+    kv_tokens: PositiveInt | None = Field(
+        default=None, description="Tokens that fit into the KV cache; beyond it requests are preempted."
+    )
+    latency_s: NonNegativeFloat = Field(default=0, description="Time of every answer, before its first token.")
+    seconds_per_prompt_token: NonNegativeFloat = Field(default=0, description="Time of every token of a prompt.")
+    seconds_per_token: NonNegativeFloat = Field(default=0, description="Time of every token of an answer.")
+    half_speed_at: PositiveFloat | None = Field(
+        default=None, description="So many other requests at work halve the speed of each. Unset: none slows another."
+    )
+    speed: PositiveFloat = Field(default=1.0, description="Of its engine: with 0.5 every answer takes twice as long.")
+    time_scale: PositiveFloat = Field(default=1.0, description="All times above and below are divided by this.")
+    load_s: NonNegativeFloat = Field(default=0, description="It loads so long after each start, and answers 503.")
+    frozen: bool = Field(default=False, description="Set: nothing in flight advances, all counters are flat.")
     ready: bool = Field(default=True, description="Unset: it is loading, and answers 503.")
     alive: bool = Field(default=True, description="Unset: it closes every connection, as a dead process behind a port.")
-    faults: list[Fault] = Field(default_factory=list[Fault])
+    faults: list[Fault] = Field(
+        default_factory=list[Fault], description="What was ordered; the first that fits a request counts."
+    )
 
     def fault(self, prompt: str) -> Fault | None:
         """The fault that hits this request, if any."""

@@ -35,11 +35,15 @@ class Remote:
         self._call("/fake/faults", {"fault": Fault(kind=kind, **details).model_dump()})
 
     def clear(self) -> None:
-        """Take all faults back; requests that hang are dropped."""
+        """Take all faults back; requests that hang or were forgotten are dropped."""
         self._call("/fake/faults", {"faults": []})
 
-    def stats(self) -> dict[str, Any]:
-        return self._call("/fake/stats", None)
+    def strike(self, kind: Kind, **details: Any) -> None:
+        """Let one of `die`, `stall`, `ghost`, `other_model` strike at once, without a request."""
+        self._call("/fake/faults", {"strike": Fault(kind=kind, **details).model_dump()})
+
+    def stats(self, *, rows: bool = True) -> dict[str, Any]:
+        return self._call("/fake/stats" if rows else "/fake/stats?rows=0", None)
 
     def _call(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         data = None if body is None else json.dumps(body).encode()
@@ -90,13 +94,17 @@ class FakeServer(Remote):
 
 
 class FakeProcess(Remote):
-    """As a process of its own, which can be killed. Settings are those of `Behaviour`."""
+    """`draftfleet fake-server`: a process of its own, which can be killed. Settings are those of `Behaviour`.
 
-    def __init__(self, *, port: int = 0, **settings: Any) -> None:
+    With `servers`, it runs so many, on consecutive ports if `port` is given; `all` has them, and `self` is the first.
+    """
+
+    def __init__(self, *, port: int = 0, servers: int = 1, **settings: Any) -> None:
         super().__init__("")
+        self.all: list[Remote] = []
         behaviour = Behaviour(**settings).model_dump(exclude_unset=True)
-        self._command = [sys.executable, "-m", "draftfleet.testing", "--port", str(port), json.dumps(behaviour)]
-        self._command += ["--parent", str(os.getpid())]
+        self._command = [sys.executable, "-m", "draftfleet", "fake-server", "--json", json.dumps(behaviour)]
+        self._command += ["--port", str(port), "--servers", str(servers), "--parent", str(os.getpid())]
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -106,7 +114,8 @@ class FakeProcess(Remote):
         if not first:
             self.kill()
             raise RuntimeError(f"the fake server did not start: {' '.join(self._command)}")
-        self.url = json.loads(first)["url"]
+        self.all = [Remote(url) for url in json.loads(first)["urls"]]
+        self.url = self.all[0].url
         return self
 
     def __exit__(

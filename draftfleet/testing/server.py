@@ -4,35 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter, deque
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from functools import cache
 from typing import Any
 
 from aiohttp import web
 from pydantic import ValidationError
 
-from draftfleet.testing import wire
-from draftfleet.testing.answers import Speaker
-from draftfleet.testing.behaviour import Behaviour, Fault
+from draftfleet.testing import gauges, wire
+from draftfleet.testing.answers import Answer, Speaker
+from draftfleet.testing.behaviour import OF_THE_SERVER, Behaviour, Fault
+from draftfleet.testing.engine import Sequence
+from draftfleet.testing.machine import Machine
 from draftfleet.tokens import TargetTokenizer, load
 
 
 class App:
-    """Handlers and counters of one fake server."""
+    """Handlers and counters of one fake server. To be made in the event loop that it lives in."""
 
     def __init__(self, behaviour: Behaviour) -> None:
-        self.behaviour = behaviour
+        self._machine = Machine(behaviour)
         self._speaker = _speaker(behaviour)
-        self._running = 0
-        self._queue: deque[asyncio.Future[None]] = deque()
-        self._changed = asyncio.Event()
         self._requests = 0
-        self._peak = 0
         self._tokens = 0
         self._statuses: Counter[int] = Counter()
+        self._struck: Counter[str] = Counter()
         self._rows: dict[str, dict[str, int]] = {}
+
+    @property
+    def behaviour(self) -> Behaviour:
+        return self._machine.behaviour
 
     def routes(self) -> web.Application:
         app = web.Application(client_max_size=64 * 1024 * 1024)
@@ -66,6 +69,8 @@ class App:
     async def _answer(
         self, request: web.Request, body: dict[str, Any], prompt: str, row: dict[str, int], fault: Fault | None
     ) -> web.StreamResponse:
+        if not self._machine.is_ready:
+            return self._refuse(503, "Loading model")
         key = request.headers.get("Authorization", "").removeprefix("Bearer ")
         refusal = wire.refusal(self.behaviour, body, key)
         if refusal is not None:
@@ -74,35 +79,49 @@ class App:
         answer = self._speaker.answer(body, prompt)
         if kind in ("cut_in_thought", "end_in_thought"):
             answer = self._speaker.ended_in_thought(answer, cut=kind == "cut_in_thought")
-        refusal = wire.too_long(self.behaviour, body, answer)
-        if refusal is not None:
-            return self._refuse(*refusal)
-        async with self._slot():
-            await self._take_time(len(answer.token_ids))
-        if not self.behaviour.alive:
+        too_long = wire.too_long(self.behaviour, body, answer)
+        if too_long is not None:
+            status, message, more = too_long
+            return self._refuse(status, message, **more)
+        number = self._requests
+        sequence = Sequence(answer.prompt_ids.count, answer.token_ids.count)
+        fate = await self._machine.work(sequence)
+        if fate == "forgotten":
+            await self._machine.never()
+        if fate != "answered":
             return _dropped(request)
-        with_ids = bool(body.get("return_token_ids"))
-        spoken = wire.completion(self.behaviour, answer, number=self._requests, kind=kind, with_ids=with_ids)
-        payload = json.dumps(spoken).encode()
+        payload = wire.completion(self.behaviour, body, answer, number=number, kind=kind)
         if kind == "cut":
             return await _cut(request, payload)
+        self._count(answer, row)
+        return await self._write(request, payload, sequence)
+
+    def _count(self, answer: Answer, row: dict[str, int]) -> None:
         self._statuses[200] += 1
-        self._tokens += len(answer.token_ids)
+        self._tokens += answer.token_ids.count
         row["answered"] += 1
-        row["tokens"] += len(answer.token_ids)
-        return web.Response(body=payload, content_type="application/json")
+        row["tokens"] += answer.token_ids.count
+
+    async def _write(self, request: web.Request, payload: bytes, sequence: Sequence) -> web.StreamResponse:
+        """Here, and not where aiohttp would do it by itself, so that it is known when it was done."""
+        response = web.Response(body=payload, content_type="application/json")
+        await response.prepare(request)
+        await response.write_eof()
+        assert sequence.ended_at is not None
+        self._machine.lag.add(asyncio.get_running_loop().time() - sequence.ended_at)
+        return response
 
     async def models(self, request: web.Request) -> web.StreamResponse:
         return self._look(request) or web.json_response(wire.models(self.behaviour))
 
     async def health(self, request: web.Request) -> web.StreamResponse:
-        well = web.Response() if self.behaviour.shape == "vllm" else web.json_response({"status": "ok"})
-        return self._look(request) or well
+        is_bare = self.behaviour.shape in ("vllm", "sglang")
+        return self._look(request) or (web.Response() if is_bare else web.json_response({"status": "ok"}))
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
-        if self.behaviour.alive and self.behaviour.shape != "vllm":
+        text = gauges.text(self.behaviour, self._machine.readings())
+        if self.behaviour.alive and text is None:
             return self._refuse(404, "Not Found")
-        text = wire.metrics(self.behaviour, running=self._running, waiting=len(self._queue), tokens=self._tokens)
         return self._look(request) or web.Response(text=text)
 
     async def version(self, request: web.Request) -> web.StreamResponse:
@@ -114,127 +133,94 @@ class App:
         """What a look at a server that is dead or loading gets."""
         if not self.behaviour.alive:
             return _dropped(request)
-        return None if self.behaviour.ready else self._refuse(503, "loading")
+        return None if self._machine.is_ready else self._refuse(503, "Loading model")
+
+    async def _sign(self, request: web.Request, response: web.StreamResponse) -> None:
+        response.headers.update(wire.HEADERS[self.behaviour.shape])
 
     # -- what is not
 
     async def change(self, request: web.Request) -> web.Response:
-        """Merge a JSON object into the behaviour. `faults` replaces all faults, `fault` adds one."""
-        change: dict[str, Any] = await request.json()
-        added = change.pop("fault", None)
-        state = self.behaviour.model_dump() | change
-        if added is not None:
-            state["faults"] = [*state["faults"], added]
+        """Merge a JSON object into the behaviour.
+
+        `faults` replaces all faults, `fault` adds one, and `strike` is one that strikes at once, without a request.
+        """
         try:
-            self.behaviour = Behaviour.model_validate(state)
-        except ValidationError as error:
+            change: dict[str, Any] = await request.json()
+            added, struck = change.pop("fault", None), change.pop("strike", None)
+            state = self.behaviour.model_dump() | change
+            if added is not None:
+                state["faults"] = [*state["faults"], added]
+            behaviour = Behaviour.model_validate(state)
+            fault = None if struck is None else Fault.model_validate(struck)
+            if fault is not None and fault.kind not in OF_THE_SERVER:
+                raise ValueError(f"{fault.kind} needs a request; only these strike at once: {', '.join(OF_THE_SERVER)}")
+        except (ValidationError, ValueError, AttributeError) as error:
             return web.json_response({"error": str(error)}, status=400)
-        self._speaker = _speaker(self.behaviour)
-        self._wake()
+        self._machine.change(behaviour)
+        self._speaker = _speaker(behaviour)
+        if "faults" in change:
+            self._machine.pardon()
+        if fault is not None:
+            self._struck[fault.kind] += 1
+            self._machine.strike(fault)
         return web.json_response(self.behaviour.model_dump())
 
     async def stats(self, request: web.Request) -> web.Response:
-        """Counters; `rows` counts per text of the last user message."""
-        return web.json_response(
-            {
-                "requests": self._requests,
-                "in_flight": self._running,
-                "waiting": len(self._queue),
-                "peak_in_flight": self._peak,
-                "tokens": self._tokens,
-                "statuses": {str(status): count for status, count in self._statuses.items()},
-                "rows": self._rows,
-            }
-        )
+        """Counters since it was made. `rows` counts per text of the last user message; `?rows=0` leaves it out."""
+        readings, totals = self._machine.readings(), self._machine.totals()
+        stats: dict[str, Any] = {
+            "requests": self._requests,
+            "in_flight": readings.running,
+            "waiting": readings.waiting,
+            "peak_in_flight": totals.peak,
+            "kv_usage": readings.kv_usage,
+            "preemptions": totals.preemptions,
+            "generated_tokens": totals.generated_tokens,
+            "tokens": self._tokens,
+            "statuses": {str(status): count for status, count in self._statuses.items()},
+            "faults": dict(self._struck),
+            "crashes": self._machine.crashes,
+            "reply_lag_s": self._machine.lag.summary(),
+        }
+        if request.query.get("rows") != "0":
+            stats["rows"] = self._rows
+        return web.json_response(stats)
 
     async def _strike(self, request: web.Request, fault: Fault) -> web.StreamResponse | None:
         """The answer of a fault that leaves the model out of it; None for those that spoil its answer."""
+        self._struck[fault.kind] += 1
+        if fault.kind in OF_THE_SERVER:
+            self._machine.strike(fault)
         match fault.kind:
-            case "hang":
-                while fault in self.behaviour.faults and self.behaviour.alive:
-                    await self._changed.wait()
+            case "hang" | "ghost":
+                await self._machine.never(fault)
                 return _dropped(request)
-            case "close":
+            case "close" | "die":
                 return _dropped(request)
-            case "die":
-                self.behaviour.alive = False
-                self._wake()
-                return _dropped(request)
+            case "other_model":
+                return None if self.behaviour.alive else _dropped(request)
             case "status":
                 response = self._refuse(fault.status, "ordered fault")
                 if fault.retry_after is not None:
                     response.headers["Retry-After"] = fault.retry_after
+                if fault.retry_after_date_s is not None:
+                    when = datetime.now(UTC) + timedelta(seconds=fault.retry_after_date_s)
+                    response.headers["Retry-After"] = format_datetime(when, usegmt=True)
                 return response
             case "garbage":
                 self._statuses[200] += 1
                 return web.Response(text="<html><body>Bad gateway</body></html>", content_type="text/html")
-            case "other_model":
-                self.behaviour.model = "other"
             case _:
-                pass
-        return None
+                return None
 
-    def _refuse(self, status: int, message: str) -> web.Response:
+    def _refuse(self, status: int, message: str, **more: Any) -> web.Response:
         self._statuses[status] += 1
-        return web.json_response(wire.error(self.behaviour, status, message), status=status)
+        return web.json_response(wire.error(self.behaviour, status, message, **more), status=status)
 
     def _row(self, body: dict[str, Any]) -> dict[str, int]:
         last = next((message for message in reversed(body["messages"]) if message["role"] == "user"), {})
         return self._rows.setdefault(str(last.get("content")), {"requests": 0, "answered": 0, "tokens": 0})
-
-    # -- time and room
-
-    async def _take_time(self, num_tokens: int) -> None:
-        """Ends early when the server dies."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + self.behaviour.latency_s + self.behaviour.seconds_per_token * num_tokens
-        while self.behaviour.alive and end > loop.time():
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), end - loop.time())
-
-    @asynccontextmanager
-    async def _slot(self) -> AsyncGenerator[None]:
-        if self.behaviour.slots is not None and self._running >= self.behaviour.slots:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._queue.append(turn)
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn in self._queue:
-                    self._queue.remove(turn)
-                else:
-                    self._leave()
-                raise
-        else:
-            self._running += 1
-        self._peak = max(self._peak, self._running)
-        try:
-            yield
-        finally:
-            self._leave()
-
-    def _leave(self) -> None:
-        self._running -= 1
-        self._let_in()
-
-    def _wake(self) -> None:
-        """The behaviour has changed: those who wait for something look again."""
-        self._changed.set()
-        self._changed = asyncio.Event()
-        self._let_in()
-
-    def _let_in(self) -> None:
-        """Give free slots to those who wait, first come first served. A dead server lets all go."""
-        slots = self.behaviour.slots if self.behaviour.alive else None
-        while self._queue and (slots is None or self._running < slots):
-            turn = self._queue.popleft()
-            if not turn.done():
-                self._running += 1
-                turn.set_result(None)
-
-    async def _sign(self, request: web.Request, response: web.StreamResponse) -> None:
-        response.headers["Server"] = "uvicorn"
-        response.headers.update(wire.HEADERS[self.behaviour.shape])
 
 
 @cache
@@ -245,7 +231,7 @@ def _tokenizer(path: str) -> TargetTokenizer:
 
 def _speaker(behaviour: Behaviour) -> Speaker:
     tokenizer = _tokenizer(behaviour.tokenizer) if behaviour.tokenizer else None
-    return Speaker(tokenizer, behaviour.tokens, behaviour.spread)
+    return Speaker(tokenizer, tokens=behaviour.tokens, spread=behaviour.spread, most_tokens=behaviour.most_tokens)
 
 
 def _dropped(request: web.Request) -> web.Response:

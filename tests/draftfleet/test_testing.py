@@ -5,7 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,15 +15,21 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from urllib.error import HTTPError
 
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 
-from draftfleet.testing import FakeProcess, FakeServer, Remote
+from draftfleet.errors import SettingsError
+from draftfleet.testing import FakeProcess, FakeServer, Remote, command
+from draftfleet.testing.behaviour import Kind, Shape
 from draftfleet.tokens import load
 
 TINY_TARGET = Path(__file__).parents[2] / "examples/tiny-target"
@@ -59,6 +67,12 @@ def answered(server: Remote, text: str = "hello", **fields: Any) -> dict[str, An
     status, _, raw = ask(server, text, **fields)
     assert status == 200, raw
     return json.loads(raw)
+
+
+def gauges(server: Remote) -> dict[str, float]:
+    """Every sample of /metrics, as a Prometheus server reads it."""
+    families = text_string_to_metric_families(get(server, "/metrics")[2].decode())
+    return {sample.name: sample.value for family in families for sample in family.samples}
 
 
 def message(body: dict[str, Any]) -> dict[str, Any]:
@@ -244,7 +258,310 @@ def test_rows_are_counted_by_their_last_question(server: FakeServer) -> None:
     assert server.stats()["statuses"] == {"200": 2, "500": 1}
 
 
+# -- how each server is imitated
+
+
+NAMES = {
+    "vllm": {
+        "vllm:num_requests_running": 2.0,
+        "vllm:num_requests_waiting": 1.0,
+        "vllm:kv_cache_usage_perc": 0.035,
+        "vllm:num_preemptions_total": 0.0,
+        "vllm:generation_tokens_total": 0.0,
+    },
+    "sglang": {
+        "sglang:num_running_reqs": 2.0,
+        "sglang:num_queue_reqs": 1.0,
+        "sglang:token_usage": 0.035,
+        "sglang:num_retracted_requests_total": 0.0,
+        "sglang:generation_tokens_total": 0.0,
+    },
+    "llamacpp": {
+        "llamacpp:requests_processing": 2.0,
+        "llamacpp:requests_deferred": 1.0,
+        "llamacpp:tokens_predicted_total": 0.0,
+    },
+}
+
+
+@pytest.mark.parametrize("shape", NAMES)
+def test_the_gauges_of_each_shape_parse_under_the_names_of_the_real_server(shape: Shape) -> None:
+    with (
+        FakeServer(shape=shape, model="tiny", slots=2, kv_tokens=400, latency_s=60) as server,
+        ThreadPoolExecutor(3) as clients,
+    ):
+        for _ in range(3):  # prompts of 7 tokens, of which two are in the cache
+            clients.submit(ask, server, timeout_s=60)
+        until(lambda: server.stats()["waiting"] == 1)
+        seen = gauges(server)
+        server.change(alive=False)
+
+    assert seen == NAMES[shape]
+
+
+def test_an_answer_of_sglang_has_its_ids_in_the_choice_and_its_thought_in_its_own_field(server: FakeServer) -> None:
+    vllm = answered(server, return_token_ids=True)
+    server.change(shape="sglang")
+    sglang = answered(server, return_token_ids=True)
+    choice = sglang["choices"][0]
+
+    assert message(sglang)["reasoning_content"] == message(vllm)["reasoning"]
+    assert choice["response_token_ids"] == vllm["choices"][0]["token_ids"]
+    assert choice["prompt_token_ids"] == vllm["prompt_token_ids"]
+    assert "response_token_ids" not in answered(server)["choices"][0]
+    assert json.loads(get(server, "/v1/models")[2])["data"][0]["owned_by"] == "sglang"
+
+
+def test_sglang_and_llamacpp_answer_under_any_name(server: FakeServer) -> None:
+    for shape in ("sglang", "llamacpp"):
+        server.change(shape=shape)
+        assert answered(server, model="whatever")["model"] == "whatever"
+
+
+def test_sglang_and_llamacpp_refuse_what_is_too_long_in_their_own_words(server: FakeServer) -> None:
+    server.change(shape="sglang", max_model_len=510)
+    sglang = ask(server, "one two three four five six seven")
+    server.change(shape="llamacpp", max_model_len=10)
+    llamacpp = ask(server, "word " * 200)
+
+    assert sglang[0] == llamacpp[0] == 400
+    assert json.loads(sglang[2])["object"] == "error"
+    assert "maximum context length of 510" in json.loads(sglang[2])["message"]
+    error = json.loads(llamacpp[2])["error"]
+    assert (error["type"], error["code"], error["n_ctx"]) == ("exceed_context_size_error", 400, 10)
+
+
+def test_an_answer_of_llamacpp_has_no_ids_and_an_empty_text_where_it_ended_in_its_thought(server: FakeServer) -> None:
+    server.change(shape="llamacpp")
+    server.fault("cut_in_thought")
+
+    body = answered(server, return_token_ids=True)
+
+    assert message(body)["content"] == ""
+    assert message(body)["reasoning_content"]
+    assert "token_ids" not in body["choices"][0]
+    assert get(server, "/health")[1]["Server"] == "llama.cpp"
+
+
+@pytest.mark.parametrize("shape", get_args(Shape))
+def test_a_loading_server_and_a_fault_are_answered_in_the_shape(shape: Shape) -> None:
+    with FakeServer(shape=shape, model="tiny", ready=False) as server:
+        loading = json.loads(ask(server)[2])
+        server.change(ready=True, faults=[{"kind": "status", "status": 429}])
+        refused = json.loads(ask(server)[2])
+
+    inner = {"transformers": "detail", "sglang": "message"}.get(shape)
+    assert (loading[inner] if inner else loading["error"]["message"]) == "Loading model"
+    assert (refused[inner] if inner else refused["error"]["message"]) == "ordered fault"
+
+
+# -- how long it takes
+
+
+def test_the_same_prompt_has_the_same_length_on_every_server_and_none_is_over_the_cap() -> None:
+    lengths = {"model": "tiny", "tokens": 100, "spread": 0.9, "most_tokens": 150}
+    texts = [f"Question {number}?" for number in range(60)]
+
+    with FakeServer(**lengths) as one, FakeProcess(shape="sglang", speed=0.5, **lengths) as other:
+        of_one = [answered(one, text)["usage"]["completion_tokens"] for text in texts]
+        of_other = [answered(other, text)["usage"]["completion_tokens"] for text in texts]
+
+    assert of_one == of_other
+    assert max(of_one) == 150
+    assert len(set(of_one)) > 20
+
+
+def test_requests_that_overfill_the_cache_are_preempted_counted_and_answered() -> None:
+    with FakeServer(model="tiny", tokens=100, spread=0, kv_tokens=150, seconds_per_token=0.003) as server:
+        with ThreadPoolExecutor(4) as clients:
+            bodies = list(clients.map(lambda number: answered(server, str(number)), range(4)))
+        stats = server.stats()
+        seen = gauges(server)
+
+    assert [body["usage"]["completion_tokens"] for body in bodies] == [100] * 4
+    assert stats["preemptions"] > 0
+    assert seen["vllm:num_preemptions_total"] == stats["preemptions"]
+    assert seen["vllm:generation_tokens_total"] == stats["tokens"] == 400
+
+
+def test_tokens_count_while_they_are_made_and_a_change_of_speed_holds_from_then_on(server: FakeServer) -> None:
+    server.change(tokens=1000, spread=0, seconds_per_token=1.0, time_scale=100)
+
+    with ThreadPoolExecutor(1) as clients:
+        client = clients.submit(answered, server, max_tokens=1000)
+        until(lambda: gauges(server)["vllm:generation_tokens_total"] > 5)
+        assert server.stats()["tokens"] == 0
+        server.change(time_scale=100_000)
+        client.result(60)
+
+    assert server.stats()["tokens"] == 1000
+
+
+def test_it_reports_how_late_its_answers_were(server: FakeServer) -> None:
+    server.change(latency_s=0.01)
+    for number in range(20):
+        ask(server, str(number))
+
+    lag = server.stats()["reply_lag_s"]
+
+    assert lag["answers"] == 20
+    assert 0 < lag["mean"] <= lag["p99"] <= lag["max"] < 20
+
+
 # -- what a sick one does
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_every_fault_strikes_and_is_counted(server: FakeServer, kind: Kind) -> None:
+    sound = answered(server, return_token_ids=True)
+    server.fault(kind, times=1, restart_s=0.1)
+
+    with ThreadPoolExecutor(1) as clients:
+        client = clients.submit(ask, server, timeout_s=60, return_token_ids=True)
+        until(lambda: server.stats()["faults"] == {kind: 1})
+        if kind in ("hang", "ghost", "stall"):
+            until(lambda: server.stats()["requests"] == 2)
+            assert not client.done()
+            server.change(faults=[], frozen=False)
+        error = client.exception(60)
+        answer = None if error else client.result()
+
+    if answer is None:
+        assert isinstance(error, BROKEN_OFF)
+    elif kind == "stall":
+        assert message(json.loads(answer[2])) == message(sound)
+    else:
+        assert answer[0] != 200 or not answer[2].startswith(b"{") or _plain(json.loads(answer[2])) != _plain(sound)
+
+
+def _plain(body: dict[str, Any]) -> dict[str, Any]:
+    """What is the same of two sound answers to one prompt."""
+    return {name: value for name, value in body.items() if name not in ("id", "created")}
+
+
+def test_a_crash_can_come_back_by_itself_with_its_gauges_at_zero(server: FakeServer) -> None:
+    server.change(load_s=10, time_scale=100)
+    ask(server)
+    server.fault("die", times=1, restart_s=10)
+
+    with pytest.raises(BROKEN_OFF):
+        ask(server)
+    until(lambda: is_up(server))
+
+    assert gauges(server)["vllm:generation_tokens_total"] == 0
+    assert server.stats()["generated_tokens"] == server.stats()["tokens"] > 0
+    assert server.stats()["crashes"] == 1
+    assert ask(server)[0] == 200
+
+
+def test_while_it_is_down_it_closes_connections_and_while_it_loads_it_refuses(server: FakeServer) -> None:
+    server.change(load_s=3600)
+    server.strike("die", restart_s=3600)
+    with pytest.raises(BROKEN_OFF):
+        ask(server)
+
+    server.change(alive=True)
+
+    assert ask(server)[0] == 503
+    server.change(load_s=0)
+    assert ask(server)[0] == 200
+
+
+def is_up(server: Remote) -> bool:
+    try:
+        return get(server, "/health")[0] == 200
+    except BROKEN_OFF:
+        return False
+
+
+def test_a_server_that_loads_slowly_refuses_until_it_is_loaded() -> None:
+    with FakeServer(model="tiny", load_s=3600) as server:
+        assert [get(server, "/health")[0], get(server, "/v1/models")[0], ask(server)[0]] == [503, 503, 503]
+        server.change(load_s=0)
+        assert ask(server)[0] == 200
+
+
+def test_a_crash_by_order_breaks_off_what_is_in_flight_and_needs_no_request(server: FakeServer) -> None:
+    server.change(latency_s=60)
+
+    with ThreadPoolExecutor(1) as clients:
+        client = clients.submit(ask, server, timeout_s=60)
+        until(lambda: server.stats()["in_flight"] == 1)
+        server.strike("die", restart_s=0)
+        assert isinstance(client.exception(60), BROKEN_OFF)
+    server.change(latency_s=0)
+
+    until(lambda: is_up(server))
+    assert ask(server)[0] == 200
+
+
+def test_only_a_fault_that_needs_no_request_strikes_by_order(server: FakeServer) -> None:
+    with pytest.raises(HTTPError, match="400"):
+        server.strike("cut")
+
+    assert server.stats()["faults"] == {}
+
+
+def test_a_stalled_server_answers_looks_with_flat_counters_and_goes_on_when_it_is_over(server: FakeServer) -> None:
+    server.change(tokens=400, spread=0, seconds_per_token=1.0, time_scale=100)
+
+    with ThreadPoolExecutor(1) as clients:
+        client = clients.submit(ask, server, timeout_s=60)
+        until(lambda: server.stats()["generated_tokens"] > 1)
+        server.strike("stall")
+        flat = gauges(server)
+        server.change(time_scale=1e6)  # what is not frozen would end at once
+        assert get(server, "/health")[0] == 200
+        assert gauges(server) == flat
+        assert flat["vllm:num_requests_running"] == 1
+        assert not client.done()
+        server.change(frozen=False)
+
+        assert client.result(60)[0] == 200
+
+
+def test_a_stall_can_end_by_itself(server: FakeServer) -> None:
+    server.change(latency_s=0.1)
+    server.fault("stall", for_s=0.2, times=1)
+
+    assert ask(server)[0] == 200
+
+
+def test_a_ghost_shows_nothing_at_work_and_never_answers_what_it_had(server: FakeServer) -> None:
+    server.change(latency_s=60, slots=1)
+    server.fault("ghost", contains="boo", times=1)
+
+    with ThreadPoolExecutor(3) as clients:
+        forgotten = [clients.submit(ask, server, str(number), timeout_s=60) for number in range(2)]
+        until(lambda: server.stats()["waiting"] == 1)
+        forgotten.append(clients.submit(ask, server, "boo", timeout_s=60))
+        until(lambda: server.stats()["faults"] == {"ghost": 1})
+        seen = gauges(server)
+        server.change(latency_s=0)
+        later = ask(server, "another")[0]
+        assert not any(client.done() for client in forgotten)
+        server.clear()
+        errors = [client.exception(60) for client in forgotten]
+
+    assert seen["vllm:num_requests_running"] == seen["vllm:num_requests_waiting"] == 0
+    assert later == 200
+    assert all(isinstance(error, BROKEN_OFF) for error in errors)
+
+
+def test_another_model_after_a_restart(server: FakeServer) -> None:
+    server.strike("other_model", restart_s=0)
+
+    until(lambda: is_up(server))
+    assert json.loads(get(server, "/v1/models")[2])["data"][0]["id"] == "other"
+    assert ask(server)[0] == 404
+
+
+def test_retry_after_can_be_a_date(server: FakeServer) -> None:
+    server.fault("status", status=429, retry_after_date_s=3600)
+
+    when = parsedate_to_datetime(ask(server)[1]["Retry-After"])
+
+    assert 3000 < (when - datetime.now(UTC)).total_seconds() < 3601
 
 
 @pytest.mark.parametrize("status", [400, 404, 422, 429, 500, 503])
@@ -393,10 +710,10 @@ def test_as_a_process_it_can_be_killed_and_started_again_on_the_same_port() -> N
 
 
 def test_by_hand_it_prints_its_address_first_and_stops_on_sigterm() -> None:
-    command = [sys.executable, "-m", "draftfleet.testing", "--shape", "transformers", "--slots", "3", "--model", "tiny"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+    args = [sys.executable, "-m", "draftfleet", "fake-server", "--shape", "transformers", "--model", "tiny"]
+    with subprocess.Popen(args, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        server = Remote(json.loads(process.stdout.readline())["url"])
+        server = Remote(json.loads(process.stdout.readline())["urls"][0])
         status = ask(server)[0]
         process.send_signal(signal.SIGTERM)
 
@@ -404,13 +721,67 @@ def test_by_hand_it_prints_its_address_first_and_stops_on_sigterm() -> None:
         assert process.wait(20) == 0
 
 
-def test_by_hand_it_refuses_a_shape_that_it_does_not_know() -> None:
-    command = [sys.executable, "-m", "draftfleet.testing", "--shape", "llama"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+def test_several_servers_listen_on_consecutive_ports_each_with_what_is_its_own(tmp_path: Path) -> None:
+    (tmp_path / "fake.toml").write_text(
+        'model = "tiny"\nslots = 5\n[[faults]]\nkind = "status"\ntimes = 1\n[server.1]\nspeed = 0.5\n'
+    )
+    port = free_ports(3)
+    args = [sys.executable, "-m", "draftfleet", "fake-server", "--servers", "3", "--port", str(port)]
+    args += ["--config", str(tmp_path / "fake.toml"), "--set", "server.2.shape=sglang", "--slots", "7"]
 
-    assert done.returncode == 2
-    assert "shape" in done.stderr
-    assert done.stdout == ""
+    with subprocess.Popen(args, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        all_ = [Remote(url) for url in json.loads(process.stdout.readline())["urls"]]
+        settings = [changed(server) for server in all_]
+        statuses = [ask(server)[0] for server in all_ for _ in range(2)]
+        process.send_signal(signal.SIGINT)
+        code = process.wait(20)
+
+    assert [server.url for server in all_] == [f"http://127.0.0.1:{port + number}" for number in range(3)]
+    assert [one["speed"] for one in settings] == [1.0, 0.5, 1.0]
+    assert [one["shape"] for one in settings] == ["vllm", "vllm", "sglang"]
+    assert [one["slots"] for one in settings] == [7, 7, 7]
+    assert statuses == [500, 200] * 3
+    assert code == 0
+
+
+def free_ports(count: int) -> int:
+    """The first of so many in a row."""
+    for port in range(21_000 + os.getpid() % 5000, 32_000):
+        with ExitStack() as stack, suppress(OSError):
+            for number in range(count):
+                stack.enter_context(socket.create_server(("127.0.0.1", port + number)))
+            return port
+    raise AssertionError("no free ports")
+
+
+def changed(server: Remote, **settings: Any) -> dict[str, Any]:
+    """The answer to a change: all settings."""
+    request = urllib.request.Request(server.url + "/fake/faults", json.dumps(settings).encode())
+    return json.loads(_open(request)[2])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"shape": "llama"}, "shape = 'llama': Input should be 'vllm', 'sglang'"),
+        ({"slot": 3}, "slot = 3: Extra inputs are not permitted. Settings: shape, model"),
+        ({"faults": [{"kind": "explode"}]}, "faults.0.kind = 'explode': Input should be 'hang'"),
+        ({"server": {"2": {"speed": 0.5}}}, "server.2: there is no such server; the last of 2 is 1"),
+    ],
+)
+def test_by_hand_it_refuses_what_it_does_not_know(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(words)):
+        command.behaviours(settings, 2)
+
+
+def test_by_hand_a_port_that_is_taken_and_a_file_that_is_missing_are_told(server: FakeServer, tmp_path: Path) -> None:
+    port = int(server.url.rpartition(":")[2])
+
+    with pytest.raises(SettingsError, match=f"--port {port}: cannot listen on 127.0.0.1:{port}: "):
+        command.serve({}, servers=1, host="127.0.0.1", port=port, parent=None)
+    with pytest.raises(SettingsError, match=r"--config .*no\.toml: .*No such file"):
+        command.read({}, config=tmp_path / "no.toml", text=None, assigned=[])
 
 
 def test_a_process_does_not_outlive_the_one_that_started_it() -> None:
