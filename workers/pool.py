@@ -178,6 +178,7 @@ class Pool:
 
     async def _faulted(self, row: Row, server: Server, fault: ServerError) -> None:
         row.avoid = server.url
+        server.ended += 1
         if isinstance(fault, BadRequest):
             self._give_up(row, server, fault)
         elif isinstance(fault, Overload):

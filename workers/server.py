@@ -44,6 +44,8 @@ class Server:
     in_flight: int = 0
     peak: int = 0
     """The most in flight since the last look."""
+    ended: int = 0
+    """Requests that ended by themselves, in whatever way."""
     trials: int = 0
     """Canaries that it is being asked."""
     suspects: int = 0
@@ -99,6 +101,7 @@ class Server:
         self.suspects += is_suspect
 
     def completed(self, tokens: int, seconds: float) -> None:
+        self.ended += 1
         self.rows += 1
         self.tokens += tokens
         self._overloads = self._broken = self.rests = 0

@@ -146,7 +146,7 @@ class Servers:
         why = server.watch.look(
             time.monotonic(),
             held=server.in_flight + server.trials,
-            answered=server.rows,
+            ended=server.ended,
             gauges=server.gauges,
             is_heard=not server.failures,
             patience=Patience(self._knobs.stall_s, self._knobs.ghost_s),

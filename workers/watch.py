@@ -26,14 +26,14 @@ class Watch:
         self._empty_since: float | None = None
 
     def look(
-        self, now: float, *, held: int, answered: int, gauges: Gauges | None, is_heard: bool, patience: Patience
+        self, now: float, *, held: int, ended: int, gauges: Gauges | None, is_heard: bool, patience: Patience
     ) -> str | None:
         """Why what we hold there should be taken back, if it should.
 
-        `held` are our requests in it, `answered` counts those it has answered so far. `is_heard`: it answered a look.
+        `held` are our requests in it, `ended` counts those it is through with. `is_heard`: it answered this look.
         """
         steps = gauges.steps if gauges is not None and is_heard else None
-        seen = (answered, self._seen[1] if self._seen and not is_heard else steps)
+        seen = (ended, self._seen[1] if self._seen and not is_heard else steps)
         if not held or seen != self._seen:
             self._seen, self._moved_at, self._empty_since = seen, now, None
         if is_heard or not held:

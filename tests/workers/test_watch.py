@@ -15,7 +15,7 @@ EMPTY = Gauges(running=0, waiting=0, steps=100)
 
 def looks(watch: Watch, seconds: int, start: int = 0, **seen: Any) -> Iterator[tuple[int, str]]:
     """A look every 5 seconds; gives the verdicts with their times."""
-    defaults: dict[str, Any] = {"held": 4, "answered": 0, "gauges": BUSY, "is_heard": True, "patience": PATIENCE}
+    defaults: dict[str, Any] = {"held": 4, "ended": 0, "gauges": BUSY, "is_heard": True, "patience": PATIENCE}
     for now in range(start, start + seconds, 5):
         values = {key: value(now) if callable(value) else value for key, value in (defaults | seen).items()}
         if why := watch.look(now, **values):
@@ -33,7 +33,7 @@ def test_one_thought_that_takes_ten_minutes_is_no_stall_while_the_engine_makes_s
 
 
 def test_answers_are_a_sign_of_life_as_well() -> None:
-    assert not list(looks(Watch(), 600, answered=lambda now: now // 60))
+    assert not list(looks(Watch(), 600, ended=lambda now: now // 60))
 
 
 def test_without_a_counter_of_steps_nothing_is_called_a_stall() -> None:
@@ -56,7 +56,7 @@ def test_a_server_that_says_it_works_on_nothing_though_we_wait_is_a_ghost() -> N
 
 
 def test_a_server_that_is_quicker_than_our_looks_is_no_ghost() -> None:
-    assert not list(looks(Watch(), 600, gauges=EMPTY, answered=lambda now: now))
+    assert not list(looks(Watch(), 600, gauges=EMPTY, ended=lambda now: now))
 
 
 def test_a_server_that_answers_no_look_for_as_long_has_stalled_with_or_without_gauges() -> None:
