@@ -168,7 +168,7 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
     table = Table(title="workers", title_justify="left")
     for name in ("worker", "state", "server", "server state", "in flight", "limit", "because", "KV", "rows", "tok/s"):
         is_text = name.startswith("s") or name in {"worker", "because"}
-        table.add_column(name, justify="left" if is_text else "right")
+        table.add_column(name, justify="left" if is_text else "right", overflow="fold")
     for worker in workers:
         for server in worker["servers"]:
             table.add_row(
