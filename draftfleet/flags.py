@@ -58,7 +58,7 @@ Target = Annotated[Text, typer.Option(metavar="PATH", help="Folder or hub name o
 Servers = Annotated[
     list[str] | None, typer.Option(metavar="URL[,URL...]", help="Local inference servers, without /v1. Repeatable.")
 ]
-Concurrency = Annotated[Int, typer.Option(metavar="N", help="Requests in flight per server.")]
+Concurrency = Annotated[Int, typer.Option(metavar="N", help="Requests in flight per server. Unset: adaptive.")]
 Drafter = Annotated[Text, typer.Option(metavar="NAME", help="The drafter: its folder in the run.")]
 Progress = Annotated[Bool, typer.Option(help="Bars on standard error. Unset: on a terminal.")]
 

@@ -17,22 +17,34 @@ LIVE_S = 15
 """A process that has not reported for this many seconds is no longer shown."""
 
 WorkerState = Literal["waiting", "working", "paused", "draining"]
-ServerState = Literal["waiting", "ready", "away", "mismatched"]
+ServerState = Literal["waiting", "ready", "away", "mismatched", "resting", "absent"]
 
 
 class Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
+class GaugesReport(Part):
+    """What the server says of its load; null where it says nothing. `kv` is the used share of its KV cache."""
+
+    running: float | None = None
+    waiting: float | None = None
+    kv: float | None = None
+    preemptions: float | None = None
+    generated_tokens: float | None = None
+
+
 class ServerReport(Part):
-    """`limit` is how many requests it may get at once; an overloaded server gets fewer for a while (`slots`)."""
+    """`limit` is how many requests it may get at once, as of now, and `because` why it is that many."""
 
     url: str
     state: ServerState
     reason: str = ""
     in_flight: int
     limit: int
-    slots: int
+    pinned: bool = False
+    because: str = ""
+    gauges: GaugesReport | None = None
     rows: int
     tokens: int
     tokens_per_s: float

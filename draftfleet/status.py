@@ -163,8 +163,9 @@ def _rows(state: dict[str, Any]) -> Table:
 
 def _workers(workers: list[dict[str, Any]]) -> Table:
     table = Table(title="workers", title_justify="left")
-    for name in ("worker", "state", "server", "server state", "in flight", "limit", "rows", "tok/s"):
-        table.add_column(name, justify="left" if "s" in name[:1] or name == "worker" else "right")
+    for name in ("worker", "state", "server", "server state", "in flight", "limit", "because", "KV", "rows", "tok/s"):
+        is_text = name.startswith("s") or name in {"worker", "because"}
+        table.add_column(name, justify="left" if is_text else "right", overflow="fold")
     for worker in workers:
         for server in worker["servers"]:
             table.add_row(
@@ -174,10 +175,16 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
                 server["state"],
                 str(server["in_flight"]),
                 str(server["limit"]),
+                server["because"],
+                _share((server["gauges"] or {}).get("kv")),
                 f"{server['rows']:,}",
                 f"{server['tokens_per_s']:,.0f}",
             )
     return table
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}"
 
 
 def _drafters(drafters: dict[str, Any]) -> Table:

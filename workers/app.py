@@ -21,6 +21,7 @@ from draftfleet.reconcile import Reconciler
 from draftfleet.settings import Settings
 from draftfleet.storage import Storage, open_storage, probe
 from workers import dialects
+from workers.addresses import expand
 from workers.intake import end_when_drained, gate
 from workers.loop import Chore
 from workers.node import Node
@@ -41,8 +42,8 @@ def work(settings: Settings, reload: Callable[[], Settings] | None = None) -> in
     app = make_app(settings)
     storage = open_storage(settings.storage)
     with NodeLock() as lock, Signals(None if reload is None else lambda: node.reload(_with_servers(reload()))) as told:
-        for url in settings.worker.servers:
-            lock.take(url)
+        for address in expand(settings.worker.servers):
+            lock.take(address.url)
         client = wait_for_redis(settings, told.stopping)
         if client is None:
             return 0
@@ -127,16 +128,12 @@ def _withdraw(node: Node) -> None:
 
 
 def _with_servers(settings: Settings) -> Settings:
-    """The same settings, checked, with addresses in one form: no slash and no /v1 at the end."""
+    """The same settings, checked."""
     if settings.worker.dialect != "auto":
         dialects.load(settings.worker.dialect)
-    urls = [url.rstrip("/").removesuffix("/v1") for url in settings.worker.servers]
-    if not urls:
+    if not expand(settings.worker.servers):
         raise SettingsError(
             "worker.servers is empty: name the local inference servers, for example "
             "`draftfleet work --servers http://127.0.0.1:8000,http://127.0.0.1:8001`."
         )
-    for url in urls:
-        if not url.startswith(("http://", "https://")):
-            raise SettingsError(f"worker.servers has {url!r}: write addresses as http://HOST:PORT.")
-    return settings.model_copy(update={"worker": settings.worker.model_copy(update={"servers": urls})})
+    return settings

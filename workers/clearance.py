@@ -50,9 +50,11 @@ class Clearance:
         key = server.url, batch.run.run_id
         if key in self._trying or server.held_s:
             return
-        task = asyncio.create_task(self._try(server, batch, self._prompts(rows)))
+        # A server that had to rest shows with a question of our own that it is well: no row may be what keeps it away.
+        task = asyncio.create_task(self._try(server, batch, [OUR_OWN] if server.rests else self._prompts(rows)))
+        server.trials += 1
         self._trying[key] = task
-        task.add_done_callback(lambda _: self._ended(key))
+        task.add_done_callback(lambda _: self._ended(server, key))
 
     def _prompts(self, rows: Sequence[Row]) -> list[Prompt]:
         """The shortest that the tokenizer can render; a question of our own where it can render none."""
@@ -64,7 +66,14 @@ class Clearance:
         for task in self._trying.values():
             task.cancel()
 
-    def _ended(self, key: tuple[str, str]) -> None:
+    def recall(self, server: Server) -> None:
+        """Give up what this server is being asked."""
+        for (url, _), task in self._trying.items():
+            if url == server.url:
+                task.cancel()
+
+    def _ended(self, server: Server, key: tuple[str, str]) -> None:
+        server.trials -= 1
         del self._trying[key]
         self.on_change()
 
@@ -78,7 +87,8 @@ class Clearance:
             await asyncio.sleep(server.overloaded(error.retry_after_s))
         except Transient as error:
             log.warning(event("canary broke off", server=server.url, run=batch.run.name, error=error.summary))
-            await self._servers.confirm(server)
+            if await self._servers.confirm(server):
+                self._servers.failed_trial(server, error)
             await asyncio.sleep(AGAIN_S)
         except Exception as error:
             log.exception(event("canary raised", server=server.url, run=batch.run.name))

@@ -24,6 +24,7 @@ from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.storage import Storage
 from draftfleet.tokens import TargetTokenizer
+from workers.addresses import Address, expand
 from workers.batch import Batch, Content
 from workers.clearance import Clearance
 from workers.client import Client
@@ -34,7 +35,7 @@ from workers.loop import Loop
 from workers.node_lock import NodeLock
 from workers.partials import Partials
 from workers.pool import Pool
-from workers.servers import Servers
+from workers.servers import Server, Servers
 from workers.suspects import Suspects
 
 log = logging.getLogger(__name__)
@@ -111,7 +112,8 @@ class Node:
             max_tries=knobs.max_tries,
         )
         self.servers.on_change = self.clearance.on_change = self.pool.fill
-        self.servers.set(knobs.servers, knobs.concurrency)
+        self.servers.recall = self._recall
+        self.servers.set(expand(knobs.servers), knobs)
 
     @property
     def model(self) -> str:
@@ -216,17 +218,17 @@ class Node:
 
     def reload(self, settings: Settings) -> None:
         """Take over the server list and limits of new settings; what is running goes on."""
-        urls = []
-        for url in settings.worker.servers:
+        ours: list[Address] = []
+        for address in expand(settings.worker.servers):
             try:
-                self._lock.take(url)
+                self._lock.take(address.url)
             except RunBusy as error:
-                log.error(event("server not added", server=url, error=str(error)))
+                log.error(event("server not added", server=address.url, error=str(error)))
             else:
-                urls.append(url)
-        self._lock.keep(urls)
-        self.loop.call(self.servers.set, urls, settings.worker.concurrency)
-        log.info(event("settings reloaded", servers=len(urls), concurrency=settings.worker.concurrency))
+                ours.append(address)
+        self._lock.keep([address.url for address in ours])
+        self.loop.call(self.servers.set, ours, settings.worker)
+        log.info(event("settings reloaded", servers=len(ours), concurrency=settings.worker.concurrency or "adaptive"))
 
     def close(self) -> None:
         self.loop.run(self.client.close())
@@ -256,6 +258,11 @@ class Node:
             self.holdings.close()
             log.info(event("worker drained", batches_left=left, seconds=time.monotonic() - begun))
             self.drained.set()
+
+    async def _recall(self, server: Server, most: int | None) -> int:
+        if most is None:
+            self.clearance.recall(server)
+        return await self.pool.recall(server, most)
 
     def _storage_changed(self) -> None:
         self.loop.call(self.pool.pause, self.guard.is_blocked)

@@ -118,6 +118,17 @@ class Pool:
                 if run_id not in server.cleared and (rows := waiting.all()):
                     self._clear(server, rows[0].batch, rows)
 
+    async def recall(self, server: Server, most: int | None = None) -> int:
+        """Take rows back from a server, the youngest first, for other slots: no try is counted. Returns how many."""
+        tasks = [task for task, its in self._slots.items() if its is server][::-1][:most]
+        rows = [self._tasks[task] for task in tasks]
+        await self._cancel(tasks)
+        unanswered = [row for row in rows if row.prompt.row_key not in row.batch.finished]
+        for row in unanswered:
+            row.avoid = server.url
+            self._again(row)
+        return len(unanswered)
+
     async def drop(self, batch: Batch) -> None:
         """Forget the rows of a batch, in whatever state they are."""
         self._waiting = {run_id: one.without(batch) for run_id, one in self._waiting.items()}
@@ -168,8 +179,7 @@ class Pool:
         return None
 
     def _start(self, row: Row, server: Server) -> None:
-        server.in_flight += 1
-        server.suspects += row.is_suspect
+        server.begin(is_suspect=row.is_suspect)
         task = asyncio.create_task(self._work(row, server))
         self._tasks[task], self._slots[task] = row, server
         self._idle.clear()
@@ -208,6 +218,7 @@ class Pool:
 
     async def _faulted(self, row: Row, server: Server, fault: ServerError) -> None:
         row.avoid = server.url
+        server.ended += 1
         if isinstance(fault, BadRequest):
             self._give_up(row, server, fault)
         elif isinstance(fault, Overload):
@@ -222,6 +233,7 @@ class Pool:
             server.cleared.discard(row.batch.run.run_id)
             self._back_off(row, server, fault)
         else:
+            self._servers.broke(server, fault)
             self._back_off(row, server, fault)
 
     def _bereaved(self, row: Row, server: Server, fault: ServerError) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
+from collections.abc import Sequence
 
 from draftfleet import live
-from draftfleet.live import ServerReport, WorkerReport
+from draftfleet.live import GaugesReport, ServerReport, WorkerReport
 from workers.batch import Batch
 from workers.node import Node
 from workers.servers import Server
@@ -38,7 +39,7 @@ class Reporter:
                 state=node.state,
                 reason=str(node.error or node.guard.reason),
                 model=node.model,
-                servers=[self._server(server) for server in list(node.servers.all.values())],
+                servers=[self._server(server) for server in node.servers.present],
                 batches_held=len(node.holdings.all()),
                 rows_waiting=node.pool.num_waiting,
                 rows_in_flight=node.pool.num_in_flight,
@@ -51,9 +52,10 @@ class Reporter:
         batches = [batch for batch in self._node.holdings.all() if batch.is_submitted and not batch.is_complete]
         if not batches:
             return False
+        in_flight = in_flight_text(self._node.servers.ready)
         with self._node.app.events.default_dispatcher(hostname=self._hostname) as dispatcher:
             for batch in batches:
-                dispatcher.send("task-progress", uuid=batch.task_id, result=progress_text(batch))
+                dispatcher.send("task-progress", uuid=batch.task_id, result=f"{progress_text(batch)}, {in_flight}")
         return True
 
     def _server(self, server: Server) -> ServerReport:
@@ -63,7 +65,9 @@ class Reporter:
             reason=server.reason,
             in_flight=server.in_flight,
             limit=server.limit,
-            slots=server.slots,
+            pinned=server.concurrency.pinned is not None,
+            because=server.concurrency.because,
+            gauges=_gauges(server),
             rows=server.rows,
             tokens=server.tokens,
             tokens_per_s=self._rate(server),
@@ -78,6 +82,23 @@ class Reporter:
             seen.popleft()
         (first_at, first), (last_at, last) = seen[0], seen[-1]
         return max(0.0, (last - first) / (last_at - first_at)) if last_at > first_at else 0.0
+
+
+def in_flight_text(servers: Sequence[Server]) -> str:
+    """`101 of 107 in flight`: on all ready servers, of their limits."""
+    return f"{sum(one.in_flight for one in servers)} of {sum(one.limit for one in servers)} in flight"
+
+
+def _gauges(server: Server) -> GaugesReport | None:
+    if (seen := server.gauges) is None:
+        return None
+    return GaugesReport(
+        running=seen.running,
+        waiting=seen.waiting,
+        kv=seen.kv,
+        preemptions=seen.preemptions,
+        generated_tokens=seen.generated_tokens,
+    )
 
 
 def progress_text(batch: Batch) -> str:

@@ -1,120 +1,49 @@
-"""The local inference servers: which are ready, what they serve, how much each gets. Lives in the event loop."""
+"""The local inference servers: which are ready, and who gets the next row. Lives in the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from draftfleet.errors import Mismatch, NotReady
+from draftfleet.errors import Mismatch, NotReady, ServerError
 from draftfleet.live import ServerState
 from draftfleet.logs import event
 from draftfleet.settings import Worker
-from workers import dialects
+from workers import dialects, gauges
+from workers.addresses import Address
 from workers.client import Client, Look, Unreachable
-from workers.dialects import Dialect
+from workers.concurrency import Concurrency
 from workers.dialects.openai import model_entries
+from workers.server import Server
+from workers.watch import Patience
+
+__all__ = ["Server", "Servers"]
 
 log = logging.getLogger(__name__)
 
 SAY_AGAIN_S = 30.0
-LONGEST_HOLD_S = 60.0
-SPEED_MEMORY = 0.05
-"""Weight of the newest answer in a server's measured speed."""
+SAY_LATE_AGAIN_S = 600.0
+ABSENT_LOOKS = 3
+"""Where nothing listens, every third look is enough."""
 
 
-@dataclass(slots=True, eq=False)
-class Server:
-    """One of them. `limit` may be set at any time; `slots` is what it may have now, fewer after an overload.
-
-    `cleared` names the runs whose canary it has passed since it was last seen to come up. While it `is_kept` for one
-    row, it gets no other.
-    """
-
-    url: str
-    limit: int
-    state: ServerState = "waiting"
-    reason: str = "not looked at yet"
-    dialect: Dialect = field(default_factory=lambda: dialects.load("openai"))
-    models: dict[str, Any] = field(default_factory=dict[str, Any])
-    context_tokens: int | None = None
-    in_flight: int = 0
-    suspects: int = 0
-    is_kept: bool = False
-    rows: int = 0
-    tokens: int = 0
-    seconds_per_token: float | None = None
-    cleared: set[str] = field(default_factory=set[str])
-    refused: bool = False
-    failures: int = 0
-    said: float = 0.0
-    _reduced: float | None = None
-    _overloads: int = 0
-    _held_until: float = 0.0
-
-    @property
-    def slots(self) -> int:
-        return self.limit if self._reduced is None else max(1, min(self.limit, int(self._reduced)))
-
-    @property
-    def serves(self) -> list[str]:
-        return [str(entry["id"]) for entry in model_entries(self.models)]
-
-    @property
-    def held_s(self) -> float:
-        """Seconds for which it asked to get nothing new."""
-        return max(0.0, self._held_until - time.monotonic())
-
-    def can_take(self, run_id: str, *, alone: bool) -> bool:
-        """Whether a slot is free for a row of this run; for a suspect (`alone`), only if it holds no other suspect."""
-        return (
-            self.state == "ready"
-            and run_id in self.cleared
-            and self.in_flight < self.slots
-            and not (alone and self.suspects)
-            and not self.is_kept
-            and not self.held_s
-        )
-
-    def completed(self, tokens: int, seconds: float) -> None:
-        self.rows += 1
-        self.tokens += tokens
-        self._overloads = 0
-        if self._reduced is not None:
-            self._reduced += 1 / self._reduced
-            if self._reduced >= self.limit:
-                self._reduced = None
-        if tokens > 0:
-            measured = seconds / tokens
-            known = self.seconds_per_token
-            self.seconds_per_token = measured if known is None else known + SPEED_MEMORY * (measured - known)
-
-    def overloaded(self, retry_after_s: float | None) -> float:
-        """It answered 429 or 503: a quarter fewer slots, and nothing new for a while. Returns for how many seconds.
-
-        The slots grow back by one for each round of answers. A burst of refusals counts once.
-        """
-        if not self.held_s:
-            self._reduced = max(1.0, 0.75 * min(self.slots, self.in_flight + 1))
-            hold_s = min(LONGEST_HOLD_S, 0.5 * 2**self._overloads) * random.uniform(0.5, 1.0)
-            self._overloads += 1
-            self._held_until = time.monotonic() + hold_s
-        if retry_after_s is not None:
-            self._held_until = max(self._held_until, time.monotonic() + min(retry_after_s, 10 * LONGEST_HOLD_S))
-        return self.held_s
+async def _nothing(server: Server, most: int | None) -> int:
+    return 0
 
 
 class Servers:
-    """The list, which may change while running. `on_change` is called whenever a slot may have become free."""
+    """The list, which may change while running. `on_change` is called whenever a slot may have become free.
+
+    `recall` takes back what a server holds, the youngest first, `most` of them or all; returns how many rows.
+    """
 
     def __init__(self, client: Client, knobs: Worker, model: str) -> None:
         self.model = model
         self.all: dict[str, Server] = {}
         self.on_change: Callable[[], object] = lambda: None
+        self.recall: Callable[[Server, int | None], Awaitable[int]] = _nothing
         self._client = client
         self._knobs = knobs
         self._watches: dict[str, asyncio.Task[None]] = {}
@@ -125,18 +54,30 @@ class Servers:
     def ready(self) -> list[Server]:
         return [server for server in list(self.all.values()) if server.state == "ready"]
 
-    def set(self, urls: Iterable[str], limit: int) -> None:
+    @property
+    def present(self) -> list[Server]:
+        """Without the ports of ranges at which nothing listens."""
+        return [server for server in list(self.all.values()) if server.state != "absent"]
+
+    def set(self, addresses: Iterable[Address], knobs: Worker) -> None:
         """Let these be the servers. A removed one gets nothing new; what it is at work on may finish."""
-        wanted = list(dict.fromkeys(urls))
-        for url in self.all.keys() - set(wanted):
+        self._knobs = knobs
+        wanted = {address.url: address for address in addresses}
+        for url in self.all.keys() - wanted.keys():
             self._watches.pop(url).cancel()
-            self.all.pop(url).state = "away"
-            log.info(event("server removed", server=url))
-        for url in wanted:
+            was, self.all[url].state = self.all[url].state, "away"
+            if was != "absent":
+                log.info(event("server removed", server=url))
+            del self.all[url]
+        for url, address in wanted.items():
+            most, pinned = knobs.max_concurrency, knobs.concurrency
             if url not in self.all:
-                self.all[url] = Server(url, limit)
+                self.all[url] = Server(url, Concurrency(start=knobs.start_concurrency, most=most, pinned=pinned))
+                self.all[url].state = "waiting" if address.is_named else "absent"
                 self._watches[url] = asyncio.create_task(self._watch(self.all[url]))
-            self.all[url].limit = limit
+            server = self.all[url]
+            server.is_named = address.is_named
+            server.changed(server.concurrency.configure(time.monotonic(), most=most, pinned=pinned))
         self._notify()
 
     def pick(self, run_id: str, *, avoid: str = "", alone: bool = False) -> Server | None:
@@ -161,8 +102,21 @@ class Servers:
             await self._look(server)
         return server.state == "ready"
 
+    def broke(self, server: Server, fault: ServerError) -> None:
+        """An answer broke off though the server is there: after too many in a row it rests, and others take over."""
+        if server.broke():
+            self._rest(server, f"too many answers in a row broke off, the last: {fault.summary}")
+
+    def failed_trial(self, server: Server, fault: ServerError) -> None:
+        """A canary broke off. One that is to show that the server is well again sends it back to rest."""
+        if server.rests and not server.rest_s:
+            self._rest(server, f"it is not well yet: {fault.summary}")
+
     async def wait_ready(self, budget_s: float) -> None:
-        """Until one is ready. Raises Mismatch if they do not serve one model, NotReady once the budget is spent."""
+        """Until one is ready. Raises Mismatch if they do not serve one model, NotReady once the budget is spent.
+
+        One that never gets ready holds up none of the others.
+        """
         deadline = time.monotonic() + budget_s
         while True:
             looked = all(server.failures or server.models for server in self.all.values())
@@ -182,9 +136,45 @@ class Servers:
     async def _watch(self, server: Server) -> None:
         while True:
             await self._look(server)
-            if server.state != "ready" and time.monotonic() - server.said >= SAY_AGAIN_S:
-                self._say(server)
-            await asyncio.sleep(self._knobs.probe_interval_s)
+            await self._tend(server)
+            self._remind(server)
+            looks = ABSENT_LOOKS if server.state == "absent" else 1
+            await asyncio.sleep(self._knobs.probe_interval_s * looks)
+
+    async def _tend(self, server: Server) -> None:
+        """Take back what it does not work on, and let its limit follow its load."""
+        why = server.watch.look(
+            time.monotonic(),
+            held=server.in_flight + server.trials,
+            ended=server.ended,
+            gauges=server.gauges,
+            is_heard=not server.failures,
+            patience=Patience(self._knobs.stall_s, self._knobs.ghost_s),
+        )
+        if why:
+            self._rest(server, why)
+            rows = await self.recall(server, None)
+            log.warning(event("server stalled", server=server.url, reason=why, rows_taken_back=rows))
+        elif server.state == "ready" and not server.failures:
+            if most := server.look():
+                await self.recall(server, most)
+            self._notify()
+
+    def _rest(self, server: Server, reason: str) -> None:
+        rest_s = server.rest()
+        if server.state == "ready":
+            self._set_state(server, "resting", f"{reason}; asked again in {rest_s:.0f} s")
+
+    def _remind(self, server: Server) -> None:
+        """Say again what is not as it should be; of a port of a range nothing is expected."""
+        if server.state == "ready" or not server.is_named:
+            return
+        waited_s = time.monotonic() - server.since
+        if not server.was_ready and not server.is_late and waited_s >= self._knobs.ready_timeout_s:
+            server.is_late = True
+            log.error(event("server did not get ready", server=server.url, seconds=waited_s, reason=server.reason))
+        if time.monotonic() - server.said >= (SAY_LATE_AGAIN_S if server.is_late else SAY_AGAIN_S):
+            self._say(server)
 
     async def _look(self, server: Server) -> None:
         """One look at a time per server: rows that broke off together share it."""
@@ -200,11 +190,15 @@ class Servers:
         except Unreachable as error:
             server.failures += 1
             server.refused = error.refused
+            if not server.is_named and error.refused and server.state in ("absent", "waiting"):
+                self._set_state(server, "absent", "nothing listens there")
             # A busy server may answer one look late; one that refuses the connection is gone.
-            if server.state != "ready" or error.refused or server.failures > 1:
-                self._set_state(server, "away" if server.state != "waiting" else "waiting", str(error))
+            elif server.state not in ("ready", "resting") or error.refused or server.failures > 1:
+                is_new = server.state in ("waiting", "absent")
+                self._set_state(server, "waiting" if is_new else "away", str(error))
             return
         server.failures = 0
+        server.gauges = gauges.read(look.metrics)
         self._seen(server, look)
 
     def _seen(self, server: Server, look: Look) -> None:
@@ -217,6 +211,10 @@ class Servers:
         if self.model not in serves:
             self._set_state(server, "mismatched", f"it serves {', '.join(serves)}, not {self.model}")
             return
+        if server.rest_s:
+            if server.state != "resting":
+                self._set_state(server, "resting", f"asked again in {server.rest_s:.0f} s")
+            return
         entry = next(entry for entry in model_entries(look.models) if entry["id"] == self.model)
         length = entry.get("max_model_len")
         server.context_tokens = length if isinstance(length, int) else None
@@ -225,12 +223,13 @@ class Servers:
             name = (dialects.detect(look.models, look.metrics, look.headers) or "openai") if name == "auto" else name
             server.dialect = dialects.load(name)
             server.cleared.clear()
+            server.was_ready, server.is_late = True, False
         self._set_state(server, "ready", "")
 
     def _set_state(self, server: Server, state: ServerState, reason: str) -> None:
         changed = server.state != state
         server.state, server.reason = state, reason
-        if changed:
+        if changed and state != "absent":
             self._say(server)
         self._notify()
 
@@ -245,10 +244,13 @@ class Servers:
                     dialect=server.dialect.NAME,
                     context_tokens=server.context_tokens,
                     limit=server.limit,
+                    limit_is="pinned" if server.concurrency.pinned else "adaptive",
                 )
             )
         elif server.state == "mismatched":
             log.error(event("server left out", server=server.url, reason=server.reason))
+        elif server.state == "resting":
+            log.warning(event("server rests", server=server.url, reason=server.reason))
         else:
             log.warning(event("waiting for server", server=server.url, state=server.state, reason=server.reason))
 
@@ -258,7 +260,7 @@ class Servers:
 
     def _raise_mismatch(self) -> None:
         servers = list(self.all.values())
-        if any(server.state == "mismatched" for server in servers):
+        if any(server.state == "mismatched" and server.is_named for server in servers):
             raise Mismatch(
                 f"this worker asks for model {self.model}, and not all of its servers serve it:\n{_listing(servers)}\n"
                 "All servers of one worker must serve the same model: set target.model to the name they serve, "

@@ -105,16 +105,29 @@ class Sampling(Section):
 class Worker(Section):
     """From the queue to a shard: one process per node owns all its servers."""
 
-    servers: list[str] = Field(default_factory=list, description="Addresses of local inference servers, without /v1.")
+    servers: list[str] = Field(
+        default_factory=list,
+        description="Addresses of local inference servers, without /v1; http://HOST:8000-8007 is a range of ports.",
+    )
     api_key: SecretStr | None = Field(default=None, description="Sent to the servers as a bearer token.")
     dialect: str = Field(default="auto", description="auto, vllm, transformers or openai.")
-    concurrency: PositiveInt = Field(default=48, description="Requests in flight per server.")
+    concurrency: PositiveInt | None = Field(
+        default=None, description="Requests in flight per server. Unset: adaptive, from what each server shows."
+    )
+    start_concurrency: PositiveInt = Field(default=16, description="Where an adaptive limit starts.")
+    max_concurrency: PositiveInt = Field(default=512, description="The most that an adaptive limit may become.")
     request_timeout_s: PositiveFloat = Field(default=1800, description="Longest wait for one completion, in seconds.")
     connect_timeout_s: PositiveFloat = Field(default=10, description="Longest wait for a connection, in seconds.")
     ready_timeout_s: PositiveFloat = Field(
         default=3600, description="How long a server may load before the worker gives up."
     )
     probe_interval_s: PositiveFloat = Field(default=5, description="Seconds between looks at each server's state.")
+    stall_s: PositiveFloat = Field(
+        default=90, description="A server whose counters stand still for this long loses what it holds."
+    )
+    ghost_s: PositiveFloat = Field(
+        default=30, description="The same for one that says for this long that it works on nothing."
+    )
     checkpoint_interval_s: PositiveFloat = Field(
         default=5, description="Seconds between writes of finished rows to partial/."
     )

@@ -7,6 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from draftfleet import live
+from draftfleet.ports import is_free
+from draftfleet.queue import connect
 from draftfleet.records import Prompt
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
@@ -15,6 +18,23 @@ from draftfleet.testing.workers import WorkerProcess, changed, enqueue
 
 Until = Callable[..., Any]
 MakePrompts = Callable[..., list[Prompt]]
+
+
+WATCHFUL = {"worker__probe_interval_s": 0.2, "worker__concurrency": 4, "worker__max_tries": 1}
+"""One try per row, so that a row fails if what the worker took back from a server counts as a try."""
+
+
+def num_failed(run: Run) -> int:
+    return sum(counts["failed"] for counts in outcomes(run).values())
+
+
+def ports_in_a_row(count: int) -> int:
+    """The first of so many free ones."""
+    return next(
+        first
+        for first in range(21000, 32000, count)
+        if all(is_free("127.0.0.1", port) for port in range(first, first + count))
+    )
 
 
 def outcomes(run: Run) -> dict[str, Counter[str]]:
@@ -147,20 +167,140 @@ def test_the_death_of_the_only_server_costs_no_try_and_work_goes_on_when_it_is_b
     assert sum(counts["failed"] for counts in outcomes(run).values()) == 0
 
 
-def test_a_server_that_comes_back_with_another_model_gets_no_rows(
+def test_a_server_whose_counters_stand_still_loses_its_rows_to_another_and_works_again_when_it_moves(
+    settings: Settings, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
+) -> None:
+    with FakeServer(model="tiny", latency_s=0.1) as stalled, FakeServer(model="tiny", latency_s=0.1) as sound:
+        settings = changed(settings, worker__servers=[stalled.url, sound.url], worker__stall_s=1.5, **WATCHFUL)
+        names = enqueue(settings, run, make_prompts(2000), batch_size=20)
+        with WorkerProcess(settings, tmp_path / "worker.log") as worker:
+            until(lambda: len(run.done()) >= 1, what="a first batch")
+            until(lambda: stalled.stats()["in_flight"], what="rows on it")
+            stalled.change(frozen=True)
+            said = until(lambda: worker.said(f"server stalled server={stalled.url}"), what="the stall to be seen")
+            until(lambda: set(names[:4]) <= set(run.done()), what="the batches of the rows that it held")
+
+            stalled.change(frozen=False)
+            answered = stalled.stats()["statuses"]["200"]
+            until(lambda: stalled.stats()["statuses"]["200"] > answered + 4, what="rows on it again")
+
+    assert "its counters stood still for worker.stall_s = 1.5 s" in said[0]
+    assert num_failed(run) == 0
+
+
+def test_a_server_that_has_forgotten_our_requests_loses_them_to_another(
+    settings: Settings, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
+) -> None:
+    with FakeServer(model="tiny", latency_s=0.1) as ghost, FakeServer(model="tiny", latency_s=0.1) as sound:
+        ghost.fault("ghost", after=6, times=1)
+        settings = changed(settings, worker__servers=[ghost.url, sound.url], worker__ghost_s=1, **WATCHFUL)
+        names = enqueue(settings, run, make_prompts(40))
+
+        with WorkerProcess(settings, tmp_path / "worker.log") as worker:
+            until(lambda: run.done() == names, what="all batches done")
+
+    assert [line for line in worker.said("it says that it works on nothing") if ghost.url in line]
+    assert num_failed(run) == 0
+
+
+def test_a_server_that_comes_back_with_another_model_gets_no_rows_until_it_serves_the_right_one(
     settings: Settings, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
 ) -> None:
     with FakeServer(model="tiny", latency_s=0.1) as one, FakeServer(model="tiny", latency_s=0.1) as other:
-        settings = changed(
-            settings, worker__servers=[one.url, other.url], worker__concurrency=2, worker__probe_interval_s=0.2
-        )
-        names = enqueue(settings, run, make_prompts(40))
+        settings = changed(settings, worker__servers=[one.url, other.url], **WATCHFUL)
+        enqueue(settings, run, make_prompts(2000), batch_size=20)
         with WorkerProcess(settings, tmp_path / "worker.log") as worker:
             until(lambda: len(run.done()) >= 1, what="a first batch")
             other.change(model="another")
-            until(lambda: run.done() == names, what="all batches done")
+            until(lambda: worker.said("server left out"), what="the other model to be seen")
+            until(lambda: not other.stats()["in_flight"], what="its last answers")
+            before, done = other.stats()["requests"], len(run.done())
+            until(lambda: len(run.done()) > done, what="another batch, without it")
+            assert other.stats()["requests"] == before
+
+            other.change(model="tiny")
+            until(lambda: other.stats()["requests"] > before + 4, what="rows on it")
             is_running = worker.is_running
 
     assert is_running
-    assert worker.said("server left out")
-    assert sum(counts["failed"] for counts in outcomes(run).values()) == 0
+    assert len(worker.said(f"server ready server={other.url}")) == 2
+    assert num_failed(run) == 0
+
+
+def test_answers_that_break_off_in_a_row_let_a_server_rest_and_it_is_asked_again_when_it_is_well(
+    settings: Settings, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
+) -> None:
+    with FakeServer(model="tiny") as broken, FakeServer(model="tiny", latency_s=0.1) as sound:
+        broken.fault("status", status=500, after=1)
+        settings = changed(settings, worker__servers=[broken.url, sound.url], **WATCHFUL | {"worker__max_tries": 30})
+        names = enqueue(settings, run, make_prompts(40))
+        with WorkerProcess(settings, tmp_path / "worker.log") as worker:
+            until(lambda: worker.said("server rests"), what="the rest")
+            until(lambda: run.done() == names, what="all batches done")
+            # Ten in a row, those that were in flight, and now and then a question of our own: no storm.
+            assert broken.stats()["statuses"]["500"] < 40
+
+            broken.clear()
+            enqueue(settings, run, make_prompts(400, start=40))
+            until(lambda: broken.stats()["statuses"].get("200", 0) > 5, what="rows on it")
+
+    assert num_failed(run) == 0
+
+
+def test_refused_rows_however_many_let_no_server_rest(
+    settings: Settings, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
+) -> None:
+    with FakeServer(model="tiny") as server:
+        server.fault("status", status=400, after=1)
+        settings = changed(settings, worker__servers=[server.url], **WATCHFUL)
+        names = enqueue(settings, run, make_prompts(40))
+
+        with WorkerProcess(settings, tmp_path / "worker.log") as worker:
+            until(lambda: run.done() == names, what="all batches done")
+        stats = server.stats()
+
+    assert num_failed(run) == 40
+    assert stats["statuses"]["400"] == 40
+    assert not worker.said("server rests")
+    assert not worker.said("concurrency changed")
+
+
+def test_a_server_that_comes_up_in_a_range_of_ports_joins_and_empty_ports_make_no_noise(
+    settings: Settings, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
+) -> None:
+    first = ports_in_a_row(4)
+    with FakeServer(model="tiny", port=first, latency_s=0.1):
+        settings = changed(settings, worker__servers=[f"http://127.0.0.1:{first}-{first + 3}"], **WATCHFUL)
+        enqueue(settings, run, make_prompts(400))
+        with WorkerProcess(settings, tmp_path / "worker.log") as worker:
+            until(lambda: len(run.done()) >= 1, what="a first batch")
+            with FakeServer(model="tiny", port=first + 2, latency_s=0.1) as late:
+                until(lambda: late.stats()["statuses"].get("200", 0) > 4, what="rows on the late server")
+                reports = live.read(connect(settings))[0].servers
+                until(lambda: len(live.read(connect(settings))[0].servers) == 2, what="both in the report")
+
+    assert {report.url.rpartition(":")[2] for report in reports} <= {str(first), str(first + 2)}
+    for empty in (first + 1, first + 3):
+        assert not worker.said(f":{empty}")
+
+
+def test_an_adaptive_limit_finds_the_slots_of_a_server_and_says_so(
+    settings: Settings, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
+) -> None:
+    with FakeServer(model="tiny", slots=24, latency_s=0.3) as server:
+        settings = changed(
+            settings, worker__servers=[server.url], worker__start_concurrency=4, worker__probe_interval_s=0.3
+        )
+        enqueue(settings, run, make_prompts(3000), batch_size=100)
+        with WorkerProcess(settings, tmp_path / "worker.log") as worker:
+            until(lambda: server.stats()["peak_in_flight"] == 24, what="every slot to be used")
+            until(lambda: worker.said("concurrency changed"), what="a word of it")
+            shown = until(
+                lambda: next(
+                    (one for one in live.read(connect(settings))[0].servers if one.gauges and one.limit >= 24), None
+                ),
+                what="the report",
+            )
+
+    assert not shown.pinned
+    assert shown.because

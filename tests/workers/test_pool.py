@@ -14,6 +14,7 @@ from draftfleet.runs import Run
 from draftfleet.settings import Sampling, Worker
 from workers.batch import Batch, Content, Row
 from workers.client import Client
+from workers.concurrency import Concurrency
 from workers.pool import Pool
 from workers.servers import Server, Servers
 
@@ -34,7 +35,7 @@ class Ready(Servers):
 
 
 def a_server(url: str, limit: int, run: Run) -> Server:
-    return Server(url, limit, state="ready", cleared={run.run_id})
+    return Server(url, Concurrency(pinned=limit), state="ready", cleared={run.run_id})
 
 
 def a_batch(run: Run, prompts: list[Prompt], name: str = "train-000000") -> Batch:
@@ -86,10 +87,10 @@ def test_a_limit_that_is_changed_counts_at_once_for_rows_not_yet_started(
         pool.submit(batch, rows_of(batch))
         at_first = server.in_flight
 
-        server.limit = 7
+        server.concurrency.configure(0, most=512, pinned=7)
         pool.fill()
         then = server.in_flight
-        server.limit = 3
+        server.concurrency.configure(0, most=512, pinned=3)
         gate.set()
         await until(lambda: batch.is_complete)
 
@@ -451,5 +452,40 @@ def test_a_paused_pool_finishes_what_is_in_flight_and_starts_nothing(
         await until(lambda: batch.is_complete)
 
         assert in_pause == 3
+
+    asyncio.run(scenario())
+
+
+def test_rows_that_are_taken_back_the_youngest_first_go_elsewhere_and_count_no_try(
+    run: Run, prompts: list[Prompt], make_sample: Callable[..., Sample]
+) -> None:
+    async def scenario() -> None:
+        stuck, sound = a_server("http://stuck", 6, run), a_server("http://sound", 2, run)
+        begun: list[str] = []
+
+        async def ask(row: Row, server: Server) -> Sample:
+            if server is stuck:
+                begun.append(row.prompt.row_key)
+                await asyncio.sleep(3600)
+            return make_sample(row.prompt)
+
+        pool = a_pool(Ready(stuck), ask, make_sample, max_tries=1)
+        batch = a_batch(run, prompts[:6])
+        rows = rows_of(batch)
+        pool.submit(batch, rows)
+        await until(lambda: len(begun) == 6)
+        stuck.concurrency.configure(0, most=512, pinned=4)
+
+        taken = await pool.recall(stuck, 2)
+        waiting = [row.prompt.row_key for row in rows if row.avoid == stuck.url]
+
+        assert (taken, stuck.in_flight, pool.num_waiting) == (2, 4, 2)
+        assert waiting == begun[-2:]
+        stuck.state = "resting"
+        pool._servers.all[sound.url] = sound
+        await pool.recall(stuck)
+        await until(lambda: batch.is_complete)
+        assert {sample.outcome for sample in batch.samples()} == {"ok"}
+        assert {row.tries for row in rows} == {0}
 
     asyncio.run(scenario())
