@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 import draftfleet
 from draftfleet import logs
-from draftfleet.cli import generation, looking, training
+from draftfleet.cli import generation, looking, runs, training
 from draftfleet.cli.role import ROLES
 from draftfleet.errors import DraftfleetError
 
@@ -26,12 +26,23 @@ VERBS: dict[str, Callable[..., None]] = {
     "trainer": training.trainer,
     "evaluate": training.evaluate,
     "export": training.export,
+    "join": generation.join,
     "status": looking.status,
+    "pause": runs.pause,
+    "resume": runs.resume,
+    "cancel": runs.cancel,
+    "drain": runs.drain,
+    "runs list": runs.list_runs,
+    "runs priority": runs.priority,
+    "runs budget": runs.budget,
+    "runs delete": runs.delete,
     "up": generation.up,
     "flower": looking.flower,
     "settings": looking.list_settings,
 }
-"""In the order of the help."""
+"""In the order of the help. A verb of two words belongs to a group."""
+
+GROUPS = {"runs": "List, rank, limit and delete runs."}
 
 
 class Verbs(TyperGroup):
@@ -70,8 +81,12 @@ def common(
     logs.setup("DEBUG" if debug else "INFO")
 
 
+groups = {name: typer.Typer(help=said, no_args_is_help=True, rich_markup_mode=None) for name, said in GROUPS.items()}
 for name, verb in VERBS.items():
-    app.command(name)(verb)
+    group, _, short = name.rpartition(" ")
+    (groups[group] if group else app).command(short)(verb)
+for name, group_app in groups.items():
+    app.add_typer(group_app, name=name)
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ import redis
 from draftfleet.accounting import Accountant
 from draftfleet.embedded import Embedded
 from draftfleet.errors import DataError, QueueError, RunConflict, RunMissing, SettingsError, StorageUnwritable
-from draftfleet.queue import connect, generate_queue, retry_queue
+from draftfleet.queue import connect, generate_queue, keys, retry_queue
 from draftfleet.runs import Run
 from draftfleet.settings import Settings, load
 from draftfleet.storage import FileStorage
@@ -111,7 +111,8 @@ def texts(lines: list[str]) -> Counter[str]:
 
 def queued(client: redis.Redis) -> list[str]:
     """Batches in the queue, the first to be consumed first."""
-    raw = [*client.lrange(generate_queue(MODEL), 0, -1), *client.lrange(retry_queue(MODEL), 0, -1)]
+    lists = [*reversed(keys(generate_queue(MODEL))), *reversed(keys(retry_queue(MODEL)))]
+    raw = [one for key in lists for one in client.lrange(key, 0, -1)]
     return [json.loads(base64.b64decode(json.loads(one)["body"]))[0][0]["batch"] for one in reversed(raw)]
 
 
