@@ -37,7 +37,7 @@ class Signals:
         self._queue: SimpleQueue[int] = SimpleQueue()
         self._before: dict[int, Any] = {}
         self._num_stops = 0
-        self._reload_waits = False
+        self.waits_to_reload = False
 
     def __enter__(self) -> Self:
         for signum in (*STOP, signal.SIGHUP):
@@ -56,7 +56,7 @@ class Signals:
         """From now on there is somebody who can be stopped and told to read the settings again."""
         self.on_stop, self._on_reload = on_stop, on_reload
         self._is_listening.set()
-        if self._reload_waits:
+        if self.waits_to_reload:
             self._queue.put(signal.SIGHUP)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
@@ -79,7 +79,7 @@ class Signals:
 
     def _reload(self) -> None:
         if not self._is_listening.is_set():
-            self._reload_waits = True
+            self.waits_to_reload = True
             return
         if self._on_reload is None:
             log.warning(event("settings not reloaded", reason="this worker was started without a settings file"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from draftfleet import control, deletion, drain, live, orders
+from draftfleet import children, control, deletion, drain, fleet, live, orders
 from draftfleet.accounting import Accountant
 from draftfleet.claims import Claims
 from draftfleet.errors import RunBusy, RunError, RunMissing
@@ -264,6 +265,32 @@ def test_a_deletion_that_was_interrupted_goes_on_and_the_name_stays_taken_until_
 
     assert "run" not in set(storage.folders())
     assert queued(connect(settings), "tiny") == 2  # dropped by the worker that takes them
+
+
+def test_a_node_joins_with_one_command_and_the_settings_of_the_run(
+    settings: Settings,
+    run: Run,
+    make_prompts: MakePrompts,
+    until: Until,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert settings.queue.url is not None
+    monkeypatch.setenv("DRAFTFLEET_QUEUE__URL", settings.queue.url.get_secret_value())
+    fleet.describe(run, changed(settings, claims__ttl_s=33.0))
+    names = enqueue(settings, run, make_prompts(16))
+    log = tmp_path / "join.log"
+    with FakeServer(model="tiny") as server:
+        argv = [sys.executable, "-m", "draftfleet", "join", settings.storage.url, "--run", "run"]
+        child = children.spawn([*argv, "--servers", server.url], log=log)
+        try:
+            until(lambda: run.done() == names, what="all batches done")
+        finally:
+            code = children.stop(child, grace_s=30)
+
+    assert code == 0
+    assert "from run run: claims.ttl_s = 33.0" in log.read_text()
+    assert "from run run: target.model = tiny" in log.read_text()
 
 
 def test_two_orders_at_once_lose_nothing(settings: Settings, run: Run) -> None:
