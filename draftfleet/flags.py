@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -22,6 +22,8 @@ FLAGS = {
     "batch_size": "producer.batch_size",
     "limit": "producer.limit",
     "strict": "producer.strict",
+    "priority": "producer.priority",
+    "token_budget": "producer.token_budget",
     "max_tokens": "sampling.max_tokens",
     "temperature": "sampling.temperature",
     "thinking": "sampling.thinking",
@@ -65,11 +67,18 @@ Progress = Annotated[Bool, typer.Option(help="Bars on standard error. Unset: on 
 
 def read(ctx: typer.Context) -> Settings:
     """What the flags of this call say, over environment and file. A named flag wins over `--set`."""
-    from draftfleet.settings import assignment, load  # noqa: PLC0415  brings pydantic and pyarrow, which the help can do without
+    from draftfleet.settings import load  # noqa: PLC0415  brings pydantic and pyarrow, which the help can do without
+
+    return load(ctx.params["config"], said(ctx))
+
+
+def said(ctx: typer.Context) -> dict[str, Any]:
+    """The flags of this call alone, by settings path."""
+    from draftfleet.settings import assignment  # noqa: PLC0415  brings pydantic and pyarrow, which the help can do without
 
     given = ctx.params
     flags = dict(map(assignment, given["assign"] or []))
     flags |= {FLAGS[name]: value for name, value in given.items() if name in FLAGS and value not in (None, (), [])}
     if given.get("servers"):
         flags["worker.servers"] = [url.strip() for part in given["servers"] for url in part.split(",") if url.strip()]
-    return load(given["config"], flags)
+    return flags

@@ -12,6 +12,8 @@
         index/PROCESS-000000.jsonl       one line per shard that the process put (draftfleet/index.py)
         ids/PROCESS-000000.parquet       the ids in the prompt shards, for the producer (producer/ids.py)
         drafters/NAME/                   checkpoints, logs, evaluation, exported folders of one drafter
+        control.json                     paused, cancelled, priority, budget: draftfleet.control
+        fleet.json                       what the run's workers agree on: draftfleet.fleet
 
 A batch holds prompts of one split, which its id begins with.
 """
@@ -37,6 +39,9 @@ from draftfleet.records import SCHEMA_VERSION, Prompt, Sample
 from draftfleet.storage import Storage
 
 T = TypeVar("T")
+
+TOMBSTONES = ".deleted"
+"""At the root of the storage: RUN_ID.json for each run that is being deleted, or was (draftfleet.deletion)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +99,8 @@ class Run:
         return run
 
     @classmethod
-    def open(cls, storage: Storage, name: str) -> Self:
-        """Raises RunMissing, or CorruptFile."""
+    def open(cls, storage: Storage, name: str, *, even_deleted: bool = False) -> Self:
+        """Raises RunMissing, also where the run is being deleted, unless `even_deleted`; or CorruptFile."""
         try:
             raw = storage.read(f"{name}/run.json")
         except FileNotFoundError:
@@ -104,9 +109,14 @@ class Run:
                 "or point storage.url at the folder that holds it."
             ) from None
         try:
-            return cls(storage, RunInfo(**json.loads(raw)))
+            run = cls(storage, RunInfo(**json.loads(raw)))
         except (ValueError, TypeError) as error:
             raise CorruptFile(f"{storage.url}/{name}/run.json is not a run: {error}. Restore it from a copy.") from None
+        if not even_deleted and storage.exists(f"{TOMBSTONES}/{run.run_id}.json"):
+            raise RunMissing(
+                f"run {name} is being deleted: `draftfleet runs delete {name}` goes on with it; then the name is free."
+            )
+        return run
 
     # -- prompts
 

@@ -52,7 +52,7 @@ class Stack:
                 self.settings = _with(self.settings, "queue", url=server.url)
             self._start_flower(starting)
             if self.settings.worker.servers:
-                self._start("work", starting, grace_s=self.settings.worker.drain_s + 15)
+                self._start("work", starting, grace_s=self.settings.worker.longest_stop_s)
             self._start("trainer", starting, grace_s=60)
             self._exit = starting.pop_all()
         return self

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
@@ -74,11 +75,14 @@ def _signals(stop: threading.Event) -> Generator[None]:
 def _sweep(node: Node) -> None:
     """Have what dead holders left asked for again, trainings among it."""
     reconciler = Reconciler(node.app, node.client, node.storage, node.settings.claims)
-    fault = ""
+    fault, due = "", 0.0
     while not node.stop.wait(node.settings.claims.sweep_s):
         try:
             reconciler.discover()
             reconciler.sweep()
+            if time.monotonic() >= due:
+                reconciler.ask_for_trainings()
+                due = time.monotonic() + node.settings.claims.reconcile_s
             fault = ""
         except (redis.RedisError, OperationalError, DraftfleetError, OSError) as error:
             if fault != (fault := str(error)):  # an outage is said once, not at each look

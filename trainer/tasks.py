@@ -15,7 +15,7 @@ from kombu.exceptions import OperationalError
 from draftfleet.claims import Claims, Held, Taken
 from draftfleet.errors import CorruptFile, QueueError, RunMissing
 from draftfleet.logs import event
-from draftfleet.queue import TRAIN, connect, make_app, publish_training
+from draftfleet.queue import TRAIN, connect, make_app, note_ended, publish_training
 from draftfleet.reconcile import TRAIN_CLAIM
 from draftfleet.records import TrainMessage
 from draftfleet.runs import Run
@@ -37,11 +37,12 @@ def enqueue(settings: Settings) -> str:
     """
     check_processes(settings.trainer.processes, settings.trainer.accumulation)
     run = Run.open(open_storage(settings.storage), settings.run)
-    connect(settings).close()
+    client = connect(settings)
     drafter = settings.trainer.drafter
     pin(run, settings)
     with make_app(settings) as app:
-        publish_training(app, run, drafter)
+        publish_training(app, client, run, drafter)
+    client.close()
     log.info(event("training asked for", run=run.name, drafter=drafter))
     return f"training of drafter {drafter} of run {run.name} is in the queue; it goes to {run.drafter_dir(drafter)}."
 
@@ -119,8 +120,10 @@ def _give_back(node: Node, run: Run, claim: Claim, drafter: str) -> None:
     try:
         released = claim.release()
         if node.stop.is_set() and released:
-            publish_training(node.app, run, drafter)
+            publish_training(node.app, node.client, run, drafter)
             log.info(event("training put back", run=run.name, drafter=drafter))
+        elif released:  # finished, or failed in a way that another try does not mend
+            note_ended(node.client, run.run_id, drafter)
     except (redis.RedisError, QueueError) as error:
         # The claim lapses, and whoever sweeps it asks for the training again.
         log.warning(event("claim not released", run=run.name, drafter=drafter, error=error))

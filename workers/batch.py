@@ -90,6 +90,7 @@ class Batch:
     is_submitted: bool = False
     finished: dict[str, Sample] = field(default_factory=dict[str, Sample])
     stopped: str | None = None
+    is_retired: bool = False
     num_saved: int = 0
     _unsaved: list[Sample] = field(default_factory=list[Sample])
     _is_open: bool = False

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from draftfleet.errors import BadRequest, DraftfleetError, Mismatch, Overload, ServerError, Transient, Unauthorized
@@ -58,7 +58,7 @@ class Waiting:
 
 
 class Pool:
-    """`fatal` is told of errors after which no row can succeed."""
+    """`fatal` is told of errors after which no row can succeed. Rows of a run of lower `rank_of` go first."""
 
     def __init__(
         self,
@@ -76,6 +76,7 @@ class Pool:
         self._clear = clear
         self._fatal = fatal
         self._max_tries = max_tries
+        self.rank_of: Callable[[str], int] = lambda run_id: 0
         self._paused = False
         self._draining = False
         self._waiting: dict[str, Waiting] = {}
@@ -95,7 +96,7 @@ class Pool:
         return len(self._tasks)
 
     def submit(self, batch: Batch, rows: Sequence[Row]) -> None:
-        if not batch.stopped:
+        if not batch.stopped and not batch.is_retired:
             waiting = self._waiting.setdefault(batch.run.run_id, Waiting())
             for row in rows:
                 waiting.like(row).append(row)
@@ -131,11 +132,24 @@ class Pool:
 
     async def drop(self, batch: Batch) -> None:
         """Forget the rows of a batch, in whatever state they are."""
+        self._withdraw(batch)
+        await self._cancel([task for task, row in self._tasks.items() if row.batch is batch])
+        self.fill()
+
+    async def retire(self, batches: Collection[Batch], patience_s: float) -> None:
+        """Start no more rows of these batches, and wait at most `patience_s` for those in flight; then `drop` them."""
+        for batch in batches:
+            batch.is_retired = True
+            self._withdraw(batch)
+        self.fill()
+        if in_flight := [task for task, row in self._tasks.items() if row.batch in batches]:
+            await asyncio.wait(in_flight, timeout=patience_s)
+
+    def _withdraw(self, batch: Batch) -> None:
+        """Its rows that wait, for a slot or for another try, wait no longer."""
         self._waiting = {run_id: one.without(batch) for run_id, one in self._waiting.items()}
         for row in [row for row in self._later if row.batch is batch]:
             self._later.pop(row).cancel()
-        await self._cancel([task for task, row in self._tasks.items() if row.batch is batch])
-        self.fill()
 
     async def drain(self, patience_s: float, hurry: asyncio.Event) -> None:
         """Start nothing more, wait for what is in flight, cancel what is left after `patience_s` or at `hurry`."""
@@ -172,7 +186,7 @@ class Pool:
             server, row = self._kept
             self._waiting[row.batch.run.run_id].accused.remove(row)
             return row, server
-        for run_id, waiting in self._waiting.items():
+        for run_id, waiting in sorted(self._waiting.items(), key=lambda one: self.rank_of(one[0])):
             for rows, alone in ((waiting.suspects, True), (waiting.rows, False)):
                 if rows and (server := self._servers.pick(run_id, avoid=rows[0].avoid, alone=alone)):
                     return rows.popleft(), server
@@ -270,7 +284,7 @@ class Pool:
     def _again(self, row: Row) -> None:
         """To the head of the queue: its batch is the oldest."""
         self._later.pop(row, None)
-        if row.batch.stopped:
+        if row.batch.stopped or row.batch.is_retired:
             return
         waiting = self._waiting.setdefault(row.batch.run.run_id, Waiting())
         waiting.like(row).appendleft(row)

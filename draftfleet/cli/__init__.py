@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 import draftfleet
 from draftfleet import logs
-from draftfleet.cli import dead, faking, generation, looking, training
+from draftfleet.cli import dead, faking, generation, looking, runs, training
 from draftfleet.cli.role import ROLES
 from draftfleet.errors import DraftfleetError
 
@@ -26,7 +26,16 @@ VERBS: dict[str, Callable[..., None]] = {
     "trainer": training.trainer,
     "evaluate": training.evaluate,
     "export": training.export,
+    "join": generation.join,
     "status": looking.status,
+    "pause": runs.pause,
+    "resume": runs.resume,
+    "cancel": runs.cancel,
+    "drain": runs.drain,
+    "runs list": runs.list_runs,
+    "runs priority": runs.priority,
+    "runs budget": runs.budget,
+    "runs delete": runs.delete,
     "dead list": dead.list_letters,
     "dead show": dead.show,
     "dead revive": dead.revive,
@@ -38,7 +47,10 @@ VERBS: dict[str, Callable[..., None]] = {
 }
 """In the order of the help. A verb of two words belongs to a group."""
 
-GROUPS = {"dead": "List, show, revive and export rows that failed."}
+GROUPS = {
+    "runs": "List, rank, limit and delete runs.",
+    "dead": "List, show, revive and export rows that failed.",
+}
 
 
 class Verbs(TyperGroup):

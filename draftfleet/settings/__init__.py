@@ -15,13 +15,14 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pydantic_settings
 from pydantic import Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
+    InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
@@ -103,13 +104,20 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+        below = InitSettingsSource(settings_cls, getattr(settings_cls, "below", {}))
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls), below
 
 
-def load(file: str | Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
+def load(
+    file: str | Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+    *,
+    below: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Settings:
     """Read the file (`draftfleet.toml` if it is there and none is named), then the environment, then the flags.
 
-    `flags` maps dotted paths to values, as in `{"worker.concurrency": 48}`. Raises SettingsError.
+    `flags` maps dotted paths to values, as in `{"worker.concurrency": 48}`. `below` are sections that all of these win
+    over. Raises SettingsError.
     """
     path = Path(file) if file else DEFAULT_FILE
     if file and not path.is_file():
@@ -117,7 +125,9 @@ def load(file: str | Path | None = None, flags: Mapping[str, Any] | None = None)
     fields = _fields()
     if wrong := mistakes.unknown_variable(ENV_PREFIX, fields):
         raise SettingsError(wrong)
-    with_file = type("Settings", (Settings,), {"model_config": SettingsConfigDict(toml_file=path)})
+    layers: dict[str, Any] = {"model_config": SettingsConfigDict(toml_file=path), "below": dict(below or {})}
+    layers["__annotations__"] = {"below": ClassVar[dict[str, Any]]}
+    with_file = type("Settings", (Settings,), layers)
     try:
         return cast(Settings, with_file(**_nested(flags or {})))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -17,6 +17,12 @@ from pydantic import (
 
 from draftfleet.names import NAME
 
+TASKS_END_S = 30.0
+"""After a drain, how long a worker's tasks may take to give their batches back."""
+
+WARM_END_S = 20.0
+"""After that, how long Celery may take to end before the process is ended."""
+
 
 class Section(BaseModel):
     """A table of the settings file."""
@@ -85,6 +91,12 @@ class Producer(Section):
     batch_size: PositiveInt = Field(default=64, description="Prompts that travel under one reference.")
     limit: PositiveInt | None = Field(default=None, description="Read at most this many lines.")
     strict: bool = Field(default=False, description="Stop at the first malformed line instead of counting it.")
+    priority: Literal["high", "normal", "low"] | None = Field(
+        default=None, description="Of the run among others. Unset: as it is, normal for a new run. Not pinned."
+    )
+    token_budget: PositiveInt | None = Field(
+        default=None, description="Completion tokens after which the run is paused. Unset: as it is. Not pinned."
+    )
 
 
 class Sampling(Section):
@@ -132,13 +144,20 @@ class Worker(Section):
         default=5, description="Seconds between writes of finished rows to partial/."
     )
     drain_s: NonNegativeFloat = Field(
-        default=60, description="After SIGTERM, seconds that requests in flight may still take."
+        default=60,
+        description="After SIGTERM, seconds that requests in flight may still take. "
+        f"The process ends at the latest {TASKS_END_S + WARM_END_S:g} s later: give its supervisor drain_s + 60.",
     )
     max_tries: PositiveInt = Field(default=6, description="Requests per row before a transient fault makes it fail.")
     watermark_batches: PositiveInt = Field(
         default=2, description="Take another batch while fewer rows than this many batches wait."
     )
     max_batches_held: PositiveInt = Field(default=128, description="Batches one process may work on at once.")
+
+    @property
+    def longest_stop_s(self) -> float:
+        """From SIGTERM to the end of the process at the latest, with a second or two to spare."""
+        return self.drain_s + TASKS_END_S + WARM_END_S + 5
 
 
 class Claims(Section):

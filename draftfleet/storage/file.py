@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import socket
 import uuid
 from collections.abc import Generator, Iterator, Sequence
@@ -107,6 +108,10 @@ class FileStorage:
     def delete(self, path: str) -> None:
         with self._writing(path):
             (self.root / path).unlink(missing_ok=True)
+
+    def delete_folder(self, path: str) -> None:
+        with self._writing(path), contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self.root / path)
 
     def rename(self, path: str, new_path: str) -> None:
         with self._writing(new_path), self._folder(new_path) as (folder, name):

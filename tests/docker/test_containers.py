@@ -101,7 +101,7 @@ def test_a_worker_has_longer_to_stop_than_it_needs_to_drain(services: dict[str, 
     worker = services["worker"]
 
     minutes, seconds = re.fullmatch(r"(?:(\d+)m)?(?:(\d+)s)?", worker["stop_grace_period"]).groups(default="0")  # pyright: ignore
-    assert int(minutes) * 60 + int(seconds) >= int(worker["environment"]["DRAFTFLEET_WORKER__DRAIN_S"]) + 15
+    assert int(minutes) * 60 + int(seconds) >= int(worker["environment"]["DRAFTFLEET_WORKER__DRAIN_S"]) + 55
 
 
 def test_the_settings_of_every_service_are_settings(
