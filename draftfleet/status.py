@@ -16,8 +16,9 @@ from rich.text import Text
 from draftfleet import accounting, live
 from draftfleet.accounting import Accountant
 from draftfleet.errors import QueueError
-from draftfleet.queue import connect, make_app, publish, queued
-from draftfleet.reconcile import Reconciler, model_of
+from draftfleet.queue import connect, queued
+from draftfleet.reconcile import model_of
+from draftfleet.repair import publish_again
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.storage import open_storage
@@ -127,9 +128,7 @@ def _repair(settings: Settings, run: Run) -> None:
     moved = accounting.repair(run)
     for batch in moved:
         print(f"moved aside: shard {batch}", file=sys.stderr)
-    app, client = make_app(settings), connect(settings)
-    published = publish(app, client, run, model_of(run), moved, retry=True)
-    published += Reconciler(app, client, run.storage, settings.claims).republish()
+    published = publish_again(settings, run, moved)
     print(f"{len(moved)} shards moved aside, {published} batches published again", file=sys.stderr)
 
 

@@ -47,7 +47,8 @@ def storage(tmp_path: Path) -> FileStorage:
 
 @pytest.fixture
 def settings(redis_server: Embedded, storage: FileStorage) -> Settings:
-    return load(flags={"queue.url": redis_server.url, "storage.url": storage.url, "target.model": MODEL, "run": "run"})
+    knobs = {"queue.url": redis_server.url, "storage.url": storage.url, "target.model": MODEL, "run": "run"}
+    return load(flags=knobs | {"storage.min_free_gb": 0})  # however full the disk of the tests is
 
 
 @pytest.fixture

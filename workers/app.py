@@ -21,6 +21,7 @@ from draftfleet.reconcile import Reconciler
 from draftfleet.settings import Settings
 from draftfleet.storage import Storage, open_storage, probe
 from workers import dialects
+from workers.guard import SPACE_S
 from workers.intake import end_when_drained, gate
 from workers.loop import Chore
 from workers.node import Node
@@ -79,7 +80,9 @@ def _duties(node: Node, reporter: Reporter, storage: Storage) -> list[Chore]:
     """What goes on beside the work, each in a thread of its own: none may hold up another."""
     knobs = node.settings.claims
     reconciler = Reconciler(node.app, node.redis, storage, knobs, [node.model])
+    least = node.settings.storage.min_free_gb
     return [
+        Chore("space", SPACE_S, lambda: node.guard.watch(storage, least), at_once=True),
         Chore("renew", knobs.renew_s, node.holdings.renew),
         Chore("checkpoint", node.settings.worker.checkpoint_interval_s, node.holdings.checkpoint),
         Chore("progress", FLOWER_S, reporter.progress),

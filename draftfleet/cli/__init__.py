@@ -27,6 +27,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "evaluate": training.evaluate,
     "export": training.export,
     "status": looking.status,
+    "verify": looking.verify,
     "up": generation.up,
     "flower": looking.flower,
     "settings": looking.list_settings,

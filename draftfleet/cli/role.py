@@ -17,6 +17,7 @@ ROLES = {
     "evaluate": "trainer.evaluate:evaluate",
     "export": "trainer.export:export",
     "status": "draftfleet.status:show",
+    "verify": "draftfleet.verify:show",
     "up": "draftfleet.up:up",
     "flower": "draftfleet.flower:serve",
 }
