@@ -104,7 +104,7 @@ def warnings(state: dict[str, Any]) -> list[str]:
         found.append(state["queue"]["error"])
     if batches["corrupt"]:
         names = ", ".join(batches["corrupt"][:5])
-        found.append(f"{len(batches['corrupt'])} shards cannot be read ({names}): run `draftfleet status --repair`.")
+        found.append(f"{len(batches['corrupt'])} shards cannot be read ({names}): run `draftfleet verify --repair`.")
     if batches["dead"]:
         found.append(f"{batches['dead']} rows were given up: see {state['run']}/dead/ in the storage.")
     if state["mismatched"]:

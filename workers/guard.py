@@ -81,7 +81,10 @@ class Guard:
 
     def watch(self, storage: Storage, min_free_gb: float) -> None:
         """A chore: pause while the folder has less room than this. Nothing that is written meanwhile waits for it."""
-        free_bytes = storage.free_bytes() if min_free_gb else None
+        try:
+            free_bytes = storage.free_bytes() if min_free_gb else None
+        except StorageUnreadable:  # whoever needs it says so
+            return
         if free_bytes is None:
             return
         if not self._is_short and free_bytes < min_free_gb * GB:

@@ -72,6 +72,16 @@ def test_a_folder_without_a_limit_or_a_store_without_a_size_never_pauses(tmp_pat
     assert not guard.is_blocked
 
 
+def test_a_partial_of_which_no_row_can_be_read_is_deleted_with_the_others(run: Run) -> None:
+    run.storage.put("run/partial/other-000000.jsonl", b'{"torn')
+    partials = Partials(run, "p")
+    assert partials.earlier("train-000000", {"x"}) == {}
+
+    assert partials.clean("train-000000") == 1
+
+    assert run.partials() == []
+
+
 def test_a_lock_is_refused_while_held_and_free_after(tmp_path: Path) -> None:
     with NodeLock(tmp_path) as first:
         first.take("http://a")
