@@ -15,6 +15,7 @@ from rich.text import Text
 
 from draftfleet import accounting, live
 from draftfleet.accounting import Accountant
+from draftfleet.drafters import names, read
 from draftfleet.errors import QueueError
 from draftfleet.queue import connect, queued
 from draftfleet.reconcile import model_of
@@ -70,9 +71,9 @@ def collect(settings: Settings, accountant: Accountant) -> dict[str, Any]:
 def drafters(run: Run) -> dict[str, Any]:
     """The live progress of each drafter of the run; step 0 for one that was asked for and has not begun."""
     found: dict[str, Any] = {}
-    for name in run.drafters():
-        if (pinned := run.read_drafter(name, "drafter-settings.json")) is not None:
-            progress = run.read_drafter(name, "progress.json")
+    for name in names(run):
+        if (pinned := read(run, name, "drafter-settings.json")) is not None:
+            progress = read(run, name, "progress.json")
             found[name] = progress or NOT_BEGUN | {"max_steps": pinned["trainer"]["max_steps"]}
     return found
 

@@ -84,6 +84,8 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"http://127.0.0.1:{port['s3.port']}"
     finally:
         children.stop(server, grace_s=0)
+        for name in names:  # where it makes them cannot be told
+            Path(f"/tmp/seaweedfs-{name.partition('.')[0]}-grpc-{port[f'{name}.grpc']}.sock").unlink(missing_ok=True)
 
 
 @pytest.fixture
