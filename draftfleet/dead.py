@@ -153,7 +153,7 @@ def export(settings: Settings, wanted: Filter, file: str) -> dict[str, Any]:
 
 
 def _open(settings: Settings) -> Run:
-    return Run.open(open_storage(settings.storage.url), settings.run)
+    return Run.open(open_storage(settings.storage), settings.run)
 
 
 def _refuse_cancelled(run: Run) -> None:

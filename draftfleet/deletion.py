@@ -27,7 +27,7 @@ LET_GO_S = 15.0
 
 def find(settings: Settings) -> Run:
     """The run to delete, also one whose deletion was interrupted. Raises RunMissing."""
-    return Run.open(open_storage(settings.storage.url), settings.run, even_deleted=True)
+    return Run.open(open_storage(settings.storage), settings.run, even_deleted=True)
 
 
 def delete(settings: Settings) -> str:

@@ -24,7 +24,7 @@ COUNTS = ("ok", "truncated", "failed", "pending", "tokens")
 
 def show(settings: Settings, *, as_json: bool) -> int:
     """Print them, the oldest first. Returns exit code 0."""
-    storage = open_storage(settings.storage.url)
+    storage = open_storage(settings.storage)
     runs: list[Run] = []
     for name in storage.folders():
         try:

@@ -83,7 +83,7 @@ def begin(settings: Settings, run: Run, client: redis.Redis) -> None:
 
 
 def _run(settings: Settings) -> Run:
-    return Run.open(open_storage(settings.storage.url), settings.run)
+    return Run.open(open_storage(settings.storage), settings.run)
 
 
 def _connect(settings: Settings) -> redis.Redis | None:

@@ -15,9 +15,11 @@ from rich.text import Text
 
 from draftfleet import accounting, control, live
 from draftfleet.accounting import Accountant
+from draftfleet.drafters import names, read
 from draftfleet.errors import QueueError
-from draftfleet.queue import connect, make_app, publish, queued
-from draftfleet.reconcile import Reconciler, model_of
+from draftfleet.queue import connect, queued
+from draftfleet.reconcile import model_of
+from draftfleet.repair import publish_again
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.storage import open_storage
@@ -70,9 +72,9 @@ def collect(settings: Settings, accountant: Accountant) -> dict[str, Any]:
 def drafters(run: Run) -> dict[str, Any]:
     """The live progress of each drafter of the run; step 0 for one that was asked for and has not begun."""
     found: dict[str, Any] = {}
-    for name in run.drafters():
-        if (pinned := run.read_drafter(name, "drafter-settings.json")) is not None:
-            progress = run.read_drafter(name, "progress.json")
+    for name in names(run):
+        if (pinned := read(run, name, "drafter-settings.json")) is not None:
+            progress = read(run, name, "progress.json")
             found[name] = progress or NOT_BEGUN | {"max_steps": pinned["trainer"]["max_steps"]}
     return found
 
@@ -109,7 +111,7 @@ def warnings(state: dict[str, Any]) -> list[str]:
         found.append(state["queue"]["error"])
     if batches["corrupt"]:
         names = ", ".join(batches["corrupt"][:5])
-        found.append(f"{len(batches['corrupt'])} shards cannot be read ({names}): run `draftfleet status --repair`.")
+        found.append(f"{len(batches['corrupt'])} shards cannot be read ({names}): run `draftfleet verify --repair`.")
     if batches["dead"]:
         found.append(f"{batches['dead']} rows were given up: see `draftfleet dead list`.")
     if state["mismatched"]:
@@ -133,9 +135,7 @@ def _repair(settings: Settings, run: Run) -> None:
     moved = accounting.repair(run)
     for batch in moved:
         print(f"moved aside: shard {batch}", file=sys.stderr)
-    app, client = make_app(settings), connect(settings)
-    published = publish(app, client, run, model_of(run), moved, retry=True)
-    published += Reconciler(app, client, run.storage, settings.claims).republish()
+    published = publish_again(settings, run, moved)
     print(f"{len(moved)} shards moved aside, {published} batches published again", file=sys.stderr)
 
 

@@ -24,6 +24,7 @@ from draftfleet.storage import Storage, open_storage, probe
 from workers import dialects
 from workers.addresses import expand
 from workers.control import LOOK_S
+from workers.guard import SPACE_S
 from workers.intake import end_when_drained, gate
 from workers.loop import Chore
 from workers.node import Node
@@ -89,7 +90,9 @@ def _duties(node: Node, reporter: Reporter, storage: Storage) -> list[Chore]:
     knobs = node.settings.claims
     reconciler = Reconciler(node.app, node.redis, storage, knobs, [node.model])
     budgets = Budgets(node.redis, node.model)
+    least = node.settings.storage.min_free_gb
     return [
+        Chore("space", SPACE_S, lambda: node.guard.watch(storage, least), at_once=True),
         Chore("renew", knobs.renew_s, node.holdings.renew),
         Chore("checkpoint", node.settings.worker.checkpoint_interval_s, node.holdings.checkpoint),
         Chore("progress", FLOWER_S, reporter.progress),

@@ -28,6 +28,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "export": training.export,
     "join": generation.join,
     "status": looking.status,
+    "verify": looking.verify,
     "pause": runs.pause,
     "resume": runs.resume,
     "cancel": runs.cancel,

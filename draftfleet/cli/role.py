@@ -30,6 +30,7 @@ ROLES = {
     "dead show": "draftfleet.dead:show_one",
     "dead revive": "draftfleet.dead:revive",
     "dead export": "draftfleet.dead:export",
+    "verify": "draftfleet.verify:show",
     "up": "draftfleet.up:up",
     "flower": "draftfleet.flower:serve",
 }

@@ -88,7 +88,7 @@ def test_a_person_is_told_what_to_do(
     assert show(settings, watch=False, as_json=False, repair=False) == 1
 
     said = capsys.readouterr().out
-    assert f"1 shards cannot be read ({DONE}): run `draftfleet status --repair`." in said
+    assert f"1 shards cannot be read ({DONE}): run `draftfleet verify --repair`." in said
     assert "start `draftfleet work" in said
 
 
