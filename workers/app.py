@@ -15,6 +15,7 @@ from celery import Celery
 from draftfleet import live, tokens
 from draftfleet.errors import SettingsError
 from draftfleet.logs import event
+from draftfleet.metrics import served
 from draftfleet.program import program, wait_for_redis
 from draftfleet.queue import generate_queue, make_app, retry_queue
 from draftfleet.reconcile import Reconciler
@@ -23,6 +24,7 @@ from draftfleet.storage import Storage, open_storage, probe
 from workers import dialects
 from workers.intake import end_when_drained, gate
 from workers.loop import Chore
+from workers.metrics import NodeCollector
 from workers.node import Node
 from workers.node_lock import NodeLock
 from workers.report import FLOWER_S, Reporter
@@ -63,7 +65,11 @@ def work(settings: Settings, reload: Callable[[], Settings] | None = None) -> in
 def _work(node: Node, app: Celery, storage: Storage) -> int:
     hostname = f"worker-{os.getpid()}@{node.host}"
     reporter = Reporter(node, hostname)
-    with _chores(Chore("report", live.PUBLISH_S, reporter.report, at_once=True)):
+    knobs = node.settings.worker
+    with (
+        served(knobs.metrics_address, knobs.metrics_port, NodeCollector(node)),
+        _chores(Chore("report", live.PUBLISH_S, reporter.report, at_once=True)),
+    ):
         try:
             node.guard.run("probing the storage", lambda: probe(storage))
             node.wait_ready()

@@ -19,6 +19,7 @@ from draftfleet.logs import event
 from draftfleet.records import Sample
 from workers.batch import Batch, Row
 from workers.servers import Server, Servers
+from workers.tally import Tally, kind_of
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class Pool:
         fatal: Callable[[DraftfleetError], object],
         *,
         max_tries: int,
+        tally: Tally | None = None,
     ) -> None:
         self._servers = servers
         self._ask = ask
@@ -65,6 +67,7 @@ class Pool:
         self._clear = clear
         self._fatal = fatal
         self._max_tries = max_tries
+        self._tally = tally or Tally()
         self._paused = False
         self._draining = False
         self._waiting: dict[str, Waiting] = {}
@@ -130,6 +133,7 @@ class Pool:
     def _start(self, row: Row, server: Server) -> None:
         server.in_flight += 1
         server.suspects += row.is_suspect
+        self._tally.waited(row.moved())
         task = asyncio.create_task(self._work(row, server))
         self._tasks[task], self._slots[task] = row, server
         self._idle.clear()
@@ -155,13 +159,19 @@ class Pool:
             sample = await self._ask(row, server)
         except ServerError as error:
             fault = error
+        except asyncio.CancelledError:
+            cause = "lost claim" if row.batch.stopped == "lost" else "drained"
+            self._tally.wasted(server.url, cause, _lost_tokens(row, server))
+            raise
         except Exception as error:
             log.exception(event("row raised", batch=row.batch.name, row=row.prompt.row_key, server=server.url))
             fault = Transient(f"the worker could not handle the answer of {server.url}: {error!r}")
         else:
             server.completed(max(sample.completion_tokens, 0), sample.seconds)
+            self._tally.row(server.url, sample.outcome, None, sample.completion_tokens, sample.seconds)
             row.batch.finish(sample)
         if fault is not None:
+            self._tally.faulted(server.url, fault, _lost_tokens(row, server))
             self._free_slot(asyncio.current_task(), row)
             self.fill()  # the slot is another's while the fault is looked into
             await self._faulted(row, server, fault)
@@ -219,6 +229,7 @@ class Pool:
         self._later.pop(row, None)
         if row.batch.stopped:
             return
+        row.moved()
         waiting = self._waiting.setdefault(row.batch.run.run_id, Waiting())
         (waiting.suspects if row.is_suspect else waiting.rows).appendleft(row)
         self.fill()
@@ -227,6 +238,7 @@ class Pool:
         sample = self._refuse(row, server.url, fault)
         row_key, error = row.prompt.row_key, fault.summary
         log.warning(event("row failed", batch=row.batch.name, row=row_key, server=server.url, error=error))
+        self._tally.row(server.url, "failed", getattr(sample, "error_kind", None) or kind_of(fault), 0, 0)
         row.batch.finish(sample)
 
     async def _until_idle(self) -> None:
@@ -238,3 +250,9 @@ class Pool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _lost_tokens(row: Row, server: Server) -> int:
+    """How many the server has generated, by its usual speed, of an answer that nobody gets."""
+    generated = row.moved() / server.seconds_per_token if server.seconds_per_token else 0
+    return min(int(generated), row.batch.content.sampling.max_tokens)

@@ -116,6 +116,10 @@ class Worker(Section):
         default=2, description="Take another batch while fewer rows than this many batches wait."
     )
     max_batches_held: PositiveInt = Field(default=128, description="Batches one process may work on at once.")
+    metrics_port: int | None = Field(
+        default=None, ge=0, le=65535, description="Where Prometheus reads. 0: any free port. Unset: nowhere."
+    )
+    metrics_address: str = Field(default="127.0.0.1", description="Loopback: the page needs no login.")
 
 
 class Claims(Section):
@@ -170,6 +174,10 @@ class Trainer(Section):
     log_steps: PositiveInt = Field(default=10, description="Optimizer steps between log lines.")
     processes: PositiveInt = Field(default=1, description="Processes of torchrun.")
     poll_s: PositiveFloat = Field(default=2, description="Seconds between looks for new shards.")
+    metrics_port: int | None = Field(
+        default=None, ge=0, le=65535, description="Where Prometheus reads. 0: any free port. Unset: nowhere."
+    )
+    metrics_address: str = Field(default="127.0.0.1", description="Loopback: the page needs no login.")
 
 
 class Evaluation(Section):
