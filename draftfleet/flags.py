@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
+
+from draftfleet import logs
 
 if TYPE_CHECKING:
     from draftfleet.settings import Settings
@@ -38,6 +42,9 @@ FLAGS = {
     "port": "flower.port",
 }
 """From flag to settings path. A flag that is not given leaves its knob alone."""
+
+LONG_VERBS = ("produce", "work", "trainer", "up", "flower")
+"""Those that have a log file."""
 
 Text: TypeAlias = str | None
 Int: TypeAlias = int | None
@@ -72,4 +79,19 @@ def read(ctx: typer.Context) -> Settings:
     flags |= {FLAGS[name]: value for name, value in given.items() if name in FLAGS and value not in (None, (), [])}
     if given.get("servers"):
         flags["worker.servers"] = [url.strip() for part in given["servers"] for url in part.split(",") if url.strip()]
-    return load(given["config"], flags)
+    settings = load(given["config"], flags)
+    _log(ctx, settings)
+    return settings
+
+
+def _log(ctx: typer.Context, settings: Settings) -> None:
+    """From here on as the settings say, also when they are read again. Short verbs leave the file to the long ones."""
+    verb, knobs = str(ctx.info_name), settings.logs
+    file = (knobs.file or "").replace("{verb}", verb).replace("{host}", socket.gethostname())
+    logs.setup(
+        "DEBUG" if ctx.find_root().params.get("debug") else knobs.level,
+        as_json=knobs.format == "json",
+        file=Path(file.replace("{pid}", str(os.getpid()))) if file and verb in LONG_VERBS else None,
+        max_mb=knobs.max_mb,
+        keep=knobs.keep,
+    )

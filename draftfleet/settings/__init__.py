@@ -35,6 +35,7 @@ from draftfleet.settings.sections import (
     Evaluation,
     Export,
     Flower,
+    Logs,
     Producer,
     Queue,
     Sampling,
@@ -50,6 +51,7 @@ __all__ = [
     "Evaluation",
     "Export",
     "Flower",
+    "Logs",
     "Producer",
     "Queue",
     "Sampling",
@@ -88,6 +90,7 @@ class Settings(BaseSettings):
     evaluation: Evaluation = Field(default_factory=Evaluation)
     export: Export = Field(default_factory=Export)
     flower: Flower = Field(default_factory=Flower)
+    logs: Logs = Field(default_factory=Logs)
 
     @property
     def model(self) -> str:

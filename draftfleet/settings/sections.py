@@ -208,3 +208,18 @@ class Flower(Section):
     password: SecretStr | None = Field(
         default=None, description="Of the basic login. Unset: made at random and printed."
     )
+
+
+class Logs(Section):
+    """What the processes say of their work: to standard error, and to a file that is rotated."""
+
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        default="INFO", description="From which level on this package's events are said. `--debug` says all."
+    )
+    format: Literal["text", "json"] = Field(default="text", description="json: one object a line, for log collectors.")
+    file: str | None = Field(
+        default=None,
+        description="File of a long-running verb, beside standard error; {verb}, {host} and {pid} are filled in.",
+    )
+    max_mb: PositiveFloat = Field(default=50, description="A file of this size, in MB, is put aside and begun anew.")
+    keep: PositiveInt = Field(default=5, description="Files that were put aside and stay; older ones are removed.")
