@@ -214,6 +214,27 @@ def test_the_trainers_page_shows_what_its_training_wrote(trainer_page: str) -> N
     assert 'draftfleet_acceptance_length_tokens{drafter="d",run="run"} 2.25' in trainer_page
 
 
+def test_the_page_of_the_docs_names_every_metric_with_its_type_and_meaning(worker_page: str, trainer_page: str) -> None:
+    page = (ROOT / "docs/metrics.md").read_text()
+    rows = re.findall(r"^\| `(draftfleet_\w+)` \| (\w+) \| ([^|]*) \| (.*) \|$", page, re.MULTILINE)
+    written = {name: (kind, text) for name, kind, _, text in rows}
+
+    families = [*text_string_to_metric_families(worker_page), *text_string_to_metric_families(trainer_page)]
+    shown = {
+        f"{one.name}_total" if one.type == "counter" else one.name: (one.type, one.documentation)
+        for one in families
+        if one.name.startswith("draftfleet_")
+    }
+
+    assert written == shown
+    labels = {name: set(re.findall(r"\w+", text)) for name, _, text, _ in rows}
+    for family in families:
+        for sample in family.samples:
+            if family.name.startswith("draftfleet_"):
+                assert sample.labels.keys() - {"le"} == labels[re.sub("_(bucket|count|sum)$", "", sample.name)]
+    assert all(f"`{rule['alert']}`" in page for rule in RULES)
+
+
 def test_a_port_that_is_taken_is_said_and_stops_nobody(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
