@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
+
+from draftfleet import logs
 
 if TYPE_CHECKING:
     from draftfleet.settings import Settings
@@ -41,6 +45,9 @@ FLAGS = {
 }
 """From flag to settings path. A flag that is not given leaves its knob alone."""
 
+LONG_VERBS = ("produce", "work", "join", "trainer", "up", "flower")
+"""Those that have a log file."""
+
 Text: TypeAlias = str | None
 Int: TypeAlias = int | None
 Float: TypeAlias = float | None
@@ -69,7 +76,9 @@ def read(ctx: typer.Context) -> Settings:
     """What the flags of this call say, over environment and file. A named flag wins over `--set`."""
     from draftfleet.settings import load  # noqa: PLC0415  brings pydantic and pyarrow, which the help can do without
 
-    return load(ctx.params["config"], said(ctx))
+    settings = load(ctx.params["config"], said(ctx))
+    begin_log(ctx, settings)
+    return settings
 
 
 def said(ctx: typer.Context) -> dict[str, Any]:
@@ -82,3 +91,16 @@ def said(ctx: typer.Context) -> dict[str, Any]:
     if given.get("servers"):
         flags["worker.servers"] = [url.strip() for part in given["servers"] for url in part.split(",") if url.strip()]
     return flags
+
+
+def begin_log(ctx: typer.Context, settings: Settings) -> None:
+    """From here on as the settings say, also when they are read again. Short verbs leave the file to the long ones."""
+    verb, knobs = str(ctx.info_name), settings.logs
+    file = (knobs.file or "").replace("{verb}", verb).replace("{host}", socket.gethostname())
+    logs.setup(
+        "DEBUG" if ctx.find_root().params.get("debug") else knobs.level,
+        as_json=knobs.format == "json",
+        file=Path(file.replace("{pid}", str(os.getpid()))) if file and verb in LONG_VERBS else None,
+        max_mb=knobs.max_mb,
+        keep=knobs.keep,
+    )

@@ -102,7 +102,9 @@ class Stack:
 
     def _start(self, verb: str, starting: ExitStack, *, grace_s: float) -> None:
         argv = [sys.executable, "-m", "draftfleet", verb]
-        child = children.spawn(argv, log=self.logs / f"{verb}.log", env=environment(self.settings))
+        log = (self.logs / f"{verb}.log").absolute()
+        settings = _with(self.settings, "logs", file=str(log))  # which rotates it, what is only printed included
+        child = children.spawn(argv, log=log, env=environment(settings))
         self._children[verb] = child
         starting.callback(children.stop, child, grace_s=grace_s)
 

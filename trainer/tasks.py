@@ -23,6 +23,7 @@ from draftfleet.settings import Settings
 from draftfleet.storage import Storage, open_storage
 from trainer.child import Claim, check_processes, supervise
 from trainer.pinned import pin, with_pinned
+from trainer.scrape import TrainingCollector
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class Node:
     storage: Storage
     owner: str
     stop: threading.Event
+    shown: TrainingCollector
 
 
 def register(node: Node) -> None:
@@ -97,6 +99,7 @@ def train_drafter(node: Node, body: Mapping[str, Any], report: Callable[[str], o
     if isinstance(taken, Held):
         log.info(event("message dropped", run=run.name, drafter=message.drafter, at_work=taken.owner))
         return f"dropped: {taken.owner} is at work on it"
+    node.shown.show(run, message.drafter)
     claim = Claim(claims, name, taken.token, node.settings.claims.renew_s)
     try:
         return supervise(run, settings, claim, stop=node.stop, report=report)

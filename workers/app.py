@@ -16,6 +16,7 @@ from draftfleet import budget, live, tokens
 from draftfleet.budget import Budgets
 from draftfleet.errors import SettingsError
 from draftfleet.logs import event
+from draftfleet.metrics import served
 from draftfleet.program import program, wait_for_redis
 from draftfleet.queue import generate_queue, make_app, retry_queue
 from draftfleet.reconcile import Reconciler
@@ -27,6 +28,7 @@ from workers.control import LOOK_S
 from workers.guard import SPACE_S
 from workers.intake import end_when_drained, gate
 from workers.loop import Chore
+from workers.metrics import NodeCollector
 from workers.node import Node
 from workers.node_lock import NodeLock
 from workers.report import FLOWER_S, Reporter
@@ -70,9 +72,13 @@ def work(settings: Settings, reload: Callable[[], Settings] | None = None) -> in
 def _work(node: Node, app: Celery, storage: Storage) -> int:
     hostname = f"worker-{os.getpid()}@{node.host}"
     reporter = Reporter(node, hostname)
-    with _chores(
-        Chore("report", live.PUBLISH_S, reporter.report, at_once=True),
-        Chore("orders", LOOK_S, node.orders.look),
+    knobs = node.settings.worker
+    with (
+        served(knobs.metrics_address, knobs.metrics_port, NodeCollector(node)),
+        _chores(
+            Chore("report", live.PUBLISH_S, reporter.report, at_once=True),
+            Chore("orders", LOOK_S, node.orders.look),
+        ),
     ):
         try:
             node.guard.run("probing the storage", lambda: probe(storage))

@@ -39,6 +39,7 @@ from workers.partials import Partials
 from workers.pool import Pool
 from workers.servers import Server, Servers
 from workers.suspects import Suspects
+from workers.tally import Tally
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +79,8 @@ class Node:
         self.drained = threading.Event()
         self.loop = Loop()
         self.guard = Guard(self._storage_changed)
-        self.holdings = Holdings(self.guard, on_lost=lambda batch: batch.stop("lost"))
+        self.tally = Tally()
+        self.holdings = Holdings(self.guard, on_lost=lambda batch: batch.stop("lost"), tally=self.tally)
         self.suspects = Suspects(self.draining)
         self.orders = Orders(
             client,
@@ -118,6 +120,7 @@ class Node:
             self.clearance.start,
             self.fail,
             max_tries=knobs.max_tries,
+            tally=self.tally,
         )
         self.pool.rank_of = self.orders.rank
         self.servers.on_change = self.clearance.on_change = self.pool.fill
@@ -278,4 +281,5 @@ class Node:
         self.loop.call(self.pool.pause, self.guard.is_blocked)
 
     def _dropped(self, message: BatchMessage, reason: str) -> None:
+        self.tally.dropped()
         log.warning(event("message dropped", run=message.run, batch=message.batch, reason=reason))

@@ -22,6 +22,7 @@ from draftfleet.logs import event
 from draftfleet.records import Sample
 from workers.batch import Batch, Row
 from workers.servers import Server, Servers
+from workers.tally import Tally
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ class Pool:
         fatal: Callable[[DraftfleetError], object],
         *,
         max_tries: int,
+        tally: Tally | None = None,
     ) -> None:
         self._servers = servers
         self._ask = ask
@@ -77,12 +79,14 @@ class Pool:
         self._fatal = fatal
         self._max_tries = max_tries
         self.rank_of: Callable[[str], int] = lambda run_id: 0
+        self._tally = tally or Tally()
         self._paused = False
         self._draining = False
         self._waiting: dict[str, Waiting] = {}
         self._tasks: dict[asyncio.Task[None], Row] = {}
         self._slots: dict[asyncio.Task[None], Server] = {}
         self._later: dict[Row, asyncio.TimerHandle] = {}
+        self._recalled: set[asyncio.Task[None]] = set()
         self._kept: tuple[Server, Row] | None = None
         self._idle = asyncio.Event()
 
@@ -123,6 +127,10 @@ class Pool:
         """Take rows back from a server, the youngest first, for other slots: no try is counted. Returns how many."""
         tasks = [task for task, its in self._slots.items() if its is server][::-1][:most]
         rows = [self._tasks[task] for task in tasks]
+        if most is None:
+            for row in rows:
+                self._tally.wasted(server.url, "stalled", _lost_tokens(row, server))
+        self._recalled.update(tasks)
         await self._cancel(tasks)
         unanswered = [row for row in rows if row.prompt.row_key not in row.batch.finished]
         for row in unanswered:
@@ -194,6 +202,7 @@ class Pool:
 
     def _start(self, row: Row, server: Server) -> None:
         server.begin(is_suspect=row.is_suspect)
+        self._tally.waited(row.moved())
         task = asyncio.create_task(self._work(row, server))
         self._tasks[task], self._slots[task] = row, server
         self._idle.clear()
@@ -207,6 +216,7 @@ class Pool:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._free_slot(task, self._tasks.pop(task))
+        self._recalled.discard(task)
         if not self._tasks:
             self._idle.set()
         if not task.cancelled() and (error := task.exception()):
@@ -219,13 +229,20 @@ class Pool:
             sample = await self._ask(row, server)
         except ServerError as error:
             fault = error
+        except asyncio.CancelledError:
+            if asyncio.current_task() not in self._recalled:
+                cause = "lost claim" if row.batch.stopped == "lost" else "drained"
+                self._tally.wasted(server.url, cause, _lost_tokens(row, server))
+            raise
         except Exception as error:
             log.exception(event("row raised", batch=row.batch.name, row=row.prompt.row_key, server=server.url))
             fault = Transient(f"the worker could not handle the answer of {server.url}: {error!r}", kind="unusable")
         else:
             server.completed(max(sample.completion_tokens, 0), sample.seconds)
+            self._tally.row(server.url, sample.outcome, None, sample.completion_tokens, sample.seconds)
             row.batch.finish(sample)
         if fault is not None:
+            self._tally.faulted(server.url, fault, _lost_tokens(row, server))
             self._free_slot(asyncio.current_task(), row)
             self.fill()  # the slot is another's while the fault is looked into
             await self._faulted(row, server, fault)
@@ -286,6 +303,7 @@ class Pool:
         self._later.pop(row, None)
         if row.batch.stopped or row.batch.is_retired:
             return
+        row.moved()
         waiting = self._waiting.setdefault(row.batch.run.run_id, Waiting())
         waiting.like(row).appendleft(row)
         self.fill()
@@ -294,6 +312,7 @@ class Pool:
         sample = self._refuse(row, server.url, fault)
         row_key, error = row.prompt.row_key, fault.summary
         log.warning(event("row failed", batch=row.batch.name, row=row_key, server=server.url, error=error))
+        self._tally.row(server.url, "failed", sample.error_kind, 0, 0)
         row.batch.finish(sample)
 
     async def _until_idle(self) -> None:
@@ -305,3 +324,9 @@ class Pool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _lost_tokens(row: Row, server: Server) -> int:
+    """How many the server has generated, by its usual speed, of an answer that nobody gets."""
+    generated = row.moved() / server.seconds_per_token if server.seconds_per_token else 0
+    return min(int(generated), row.batch.content.sampling.max_tokens)

@@ -42,6 +42,7 @@ def generate(node: Node, body: dict[str, Any], task_id: str, delivery: Mapping[s
     try:
         message = BatchMessage.parse(body)
     except QueueError as error:
+        node.tally.dropped()
         log.error(event("message dropped", reason=str(error)))
         return
     try:
@@ -155,6 +156,7 @@ def _open(node: Node, found: OpenRun, batch: Batch) -> bool:
     keys = {prompt.row_key for prompt in prompts}
     earlier = node.guard.run("reading finished rows", lambda: found.partials.earlier(name, keys))
     batch.open(prompts, earlier)
+    node.tally.taken(batch.attempt)
     log.info(
         event("batch taken", run=run.name, batch=name, attempt=batch.attempt, rows=len(prompts), found=len(earlier))
     )
@@ -179,6 +181,7 @@ def _end(node: Node, found: OpenRun, batch: Batch) -> None:
         _commit(node, found, batch)
     elif batch.stopped == "lost":
         node.withdraw(batch)
+        node.tally.ended("left")
         log.warning(
             event("batch left to its new holder", run=batch.run.name, batch=batch.name, finished=len(batch.finished))
         )
@@ -190,6 +193,10 @@ def _commit(node: Node, found: OpenRun, batch: Batch) -> None:
     samples = batch.samples()
     was_first = node.guard.run("committing a batch", lambda: found.run.commit(batch.name, samples))
     counts = batch.counts()
+    node.tally.ended("done" if was_first else "done by another")
+    if not was_first:
+        for sample in samples:
+            node.tally.wasted(sample.server, "done twice", sample.completion_tokens)
     _release(node, batch)
     node.guard.run("deleting finished rows", lambda: found.partials.clean(batch.name))
     log.info(
@@ -212,6 +219,7 @@ def _give_back(node: Node, batch: Batch) -> None:
     """Let another worker go on with it: save, release, publish again. No attempt is counted."""
     batch.stop("given back")
     node.withdraw(batch)
+    node.tally.ended("given back")
     if _release(node, batch) is not False:  # also where the answer was lost: who takes it finds out
         _publish_again(node, batch.run, batch.name)
     log.info(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,9 +22,13 @@ from draftfleet.flags import (
     Storage,
     Target,
     Text,
+    begin_log,
     read,
     said,
 )
+
+if TYPE_CHECKING:
+    from draftfleet.settings import Settings
 
 
 def produce(
@@ -95,7 +99,13 @@ def join(
     from draftfleet import fleet  # noqa: PLC0415  brings pydantic and pyarrow, which the help can do without
 
     flags = said(ctx)
-    raise typer.Exit(role("join")(fleet.join(config, flags), reload=lambda: fleet.join(config, flags)))
+
+    def load() -> Settings:
+        settings = fleet.join(config, flags)
+        begin_log(ctx, settings)
+        return settings
+
+    raise typer.Exit(role("join")(load(), reload=load))
 
 
 def up(

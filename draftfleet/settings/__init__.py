@@ -36,6 +36,7 @@ from draftfleet.settings.sections import (
     Evaluation,
     Export,
     Flower,
+    Logs,
     Producer,
     Queue,
     Sampling,
@@ -51,6 +52,7 @@ __all__ = [
     "Evaluation",
     "Export",
     "Flower",
+    "Logs",
     "Producer",
     "Queue",
     "Sampling",
@@ -89,6 +91,7 @@ class Settings(BaseSettings):
     evaluation: Evaluation = Field(default_factory=Evaluation)
     export: Export = Field(default_factory=Export)
     flower: Flower = Field(default_factory=Flower)
+    logs: Logs = Field(default_factory=Logs)
 
     @property
     def model(self) -> str:

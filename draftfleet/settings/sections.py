@@ -153,6 +153,10 @@ class Worker(Section):
         default=2, description="Take another batch while fewer rows than this many batches wait."
     )
     max_batches_held: PositiveInt = Field(default=128, description="Batches one process may work on at once.")
+    metrics_port: int | None = Field(
+        default=None, ge=0, le=65535, description="Where Prometheus reads. 0: any free port. Unset: nowhere."
+    )
+    metrics_address: str = Field(default="127.0.0.1", description="Loopback: the page needs no login.")
 
     @property
     def longest_stop_s(self) -> float:
@@ -212,6 +216,10 @@ class Trainer(Section):
     log_steps: PositiveInt = Field(default=10, description="Optimizer steps between log lines.")
     processes: PositiveInt = Field(default=1, description="Processes of torchrun.")
     poll_s: PositiveFloat = Field(default=2, description="Seconds between looks for new shards.")
+    metrics_port: int | None = Field(
+        default=None, ge=0, le=65535, description="Where Prometheus reads. 0: any free port. Unset: nowhere."
+    )
+    metrics_address: str = Field(default="127.0.0.1", description="Loopback: the page needs no login.")
 
 
 class Evaluation(Section):
@@ -242,3 +250,18 @@ class Flower(Section):
     password: SecretStr | None = Field(
         default=None, description="Of the basic login. Unset: made at random and printed."
     )
+
+
+class Logs(Section):
+    """What the processes say of their work: to standard error, and to a file that is rotated."""
+
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        default="INFO", description="From which level on this package's events are said. `--debug` says all."
+    )
+    format: Literal["text", "json"] = Field(default="text", description="json: one object a line, for log collectors.")
+    file: str | None = Field(
+        default=None,
+        description="File of a long-running verb, beside standard error; {verb}, {host} and {pid} are filled in.",
+    )
+    max_mb: PositiveFloat = Field(default=50, description="A file of this size, in MB, is put aside and begun anew.")
+    keep: PositiveInt = Field(default=5, description="Files that were put aside and stay; older ones are removed.")

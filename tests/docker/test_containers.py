@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TOOLS = Path(sys.prefix) / "bin"
-SECRETS = {"REDIS_PASSWORD": "hush-redis", "FLOWER_PASSWORD": "hush-flower"}
+SECRETS = {"REDIS_PASSWORD": "hush-redis", "FLOWER_PASSWORD": "hush-flower", "GRAFANA_PASSWORD": "hush-grafana"}
 DOCKERFILE = (ROOT / "docker/Dockerfile").read_text()
 
 
@@ -84,7 +84,8 @@ def test_no_password_stands_on_a_command_line(services: dict[str, dict[str, Any]
 def test_every_port_is_on_loopback(services: dict[str, dict[str, Any]]) -> None:
     ports = {name: [port["host_ip"] for port in service.get("ports", [])] for name, service in services.items()}
 
-    assert ports == {"redis": ["127.0.0.1"], "flower": ["127.0.0.1"], "producer": [], "worker": [], "trainer": []}
+    pages = ("redis", "flower", "prometheus", "grafana")
+    assert ports == {name: ["127.0.0.1"] for name in pages} | {name: [] for name in ("producer", "worker", "trainer")}
 
 
 def test_every_role_waits_for_redis_shares_the_storage_and_may_do_little(services: dict[str, dict[str, Any]]) -> None:

@@ -124,7 +124,9 @@ def decode(raw: str | bytes) -> dict[str, Any]:
             "the server answered 200 with a body that is no JSON object", status=200, body=shown, kind="unusable"
         )
     written = raw if isinstance(raw, bytes) else raw.encode(errors="surrogatepass")
-    return cast(dict[str, Any], _whole(body) if _SURROGATES.search(written) else body)
+    # Three fixed texts are found, or not, in a thirtieth of the pattern's time, and clear nearly every answer.
+    suspect = any(mark in written for mark in (b"\\ud", b"\\uD", b"\xed")) and _SURROGATES.search(written)
+    return cast(dict[str, Any], _whole(body) if suspect else body)
 
 
 def _whole(value: object) -> object:
