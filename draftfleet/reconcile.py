@@ -7,6 +7,7 @@ storage, for batches that nobody has, wherever their message went.
 from __future__ import annotations
 
 import logging
+import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -18,9 +19,9 @@ from draftfleet import settings
 from draftfleet.claims import Claims, Lapsed, published_key
 from draftfleet.errors import CorruptFile, RunMissing, StorageError
 from draftfleet.logs import event
-from draftfleet.names import parts_of
+from draftfleet.names import BATCH, NAME, parts_of
 from draftfleet.queue import publish, publish_training, queued
-from draftfleet.records import Prompt, Sample
+from draftfleet.records import LONGEST_SHOWN, Prompt, Sample
 from draftfleet.runs import Run
 from draftfleet.storage import Storage
 
@@ -94,7 +95,8 @@ class Reconciler:
         """The claims are gone from Redis: one that cannot be seen to now is owed, and seen to at the next sweep."""
         lapsed = Claims(self._client, run.run_id, self._knobs, "reconciler").sweep()
         for claim in lapsed:
-            log.warning(event("claim lapsed", run=run.name, name=claim.name, attempts=claim.attempts))
+            name = claim.name[:LONGEST_SHOWN]
+            log.warning(event("claim lapsed", run=run.name, name=name, attempts=claim.attempts))
         owed = self._owed[run.run_id]
         owed.extend(lapsed)
         while owed:
@@ -107,10 +109,12 @@ class Reconciler:
         return len(lapsed)
 
     def _again(self, run: Run, claim: Lapsed) -> None:
-        if claim.name.startswith(TRAIN_CLAIM):
-            self._train_again(run, claim)
-        else:
+        if re.fullmatch(BATCH, claim.name):
             self._work_again(run, claim)
+        elif claim.name.startswith(TRAIN_CLAIM) and re.fullmatch(NAME, claim.name.removeprefix(TRAIN_CLAIM)):
+            self._train_again(run, claim)
+        else:  # whoever can write to Redis can put any name there, and names become paths
+            log.error(event("claim dropped", run=run.name, name=claim.name[:LONGEST_SHOWN], reason="no name of ours"))
 
     def _train_again(self, run: Run, claim: Lapsed) -> None:
         drafter = claim.name.removeprefix(TRAIN_CLAIM)

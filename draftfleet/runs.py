@@ -103,7 +103,10 @@ class Run:
                 "or point storage.url at the folder that holds it."
             ) from None
         try:
-            return cls(storage, RunInfo(**json.loads(raw)))
+            info = RunInfo(**json.loads(raw))
+            if info.run != name:  # its files would be looked for in that other folder
+                raise ValueError(f"it is of run {info.run!r}")
+            return cls(storage, info)
         except (ValueError, TypeError) as error:
             raise CorruptFile(f"{storage.url}/{name}/run.json is not a run: {error}. Restore it from a copy.") from None
 

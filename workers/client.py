@@ -51,7 +51,6 @@ class Client:
 
     def __init__(self, knobs: Worker) -> None:
         self._knobs = knobs
-        self._key = knobs.api_key.get_secret_value() if knobs.api_key else "none"
         self._http = DefaultAioHttpClient(
             limits=httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS),
             timeout=httpx2.Timeout(knobs.request_timeout_s, connect=knobs.connect_timeout_s),
@@ -82,7 +81,7 @@ class Client:
 
     async def look(self, url: str) -> Look:
         """GET /v1/models, and /metrics where there is one. Raises Unreachable."""
-        response = await self._get(f"{url}/v1/models")
+        response = await self._get(url, "/v1/models")
         if response.status_code != 200:
             raise Unreachable(f"GET /v1/models answered {response.status_code}", refused=False)
         try:
@@ -91,16 +90,21 @@ class Client:
             raise Unreachable("GET /v1/models answered something that is no JSON", refused=False) from None
         if not isinstance(models, dict):
             raise Unreachable("GET /v1/models answered no JSON object", refused=False)
-        metrics = await self._get(f"{url}/metrics")
+        metrics = await self._get(url, "/metrics")
         return Look(models, metrics.text if metrics.status_code == 200 else "", response.headers)
 
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def _get(self, url: str) -> httpx2.Response:
+    def _key(self, server: str) -> str:
+        return self._knobs.key(server) or "none"
+
+    async def _get(self, server: str, path: str) -> httpx2.Response:
         try:
             return await self._http.get(
-                url, headers={"Authorization": f"Bearer {self._key}"}, timeout=httpx2.Timeout(PROBE_TIMEOUT_S)
+                f"{server}{path}",
+                headers={"Authorization": f"Bearer {self._key(server)}"},
+                timeout=httpx2.Timeout(PROBE_TIMEOUT_S),
             )
         except httpx2.HTTPError as error:
             causes = list(_causes(error))
@@ -110,7 +114,7 @@ class Client:
     def _client(self, url: str) -> AsyncOpenAI:
         if url not in self._sdk:
             self._sdk[url] = AsyncOpenAI(
-                api_key=self._key,
+                api_key=self._key(url),
                 base_url=f"{url}/v1",
                 http_client=self._http,
                 max_retries=0,

@@ -7,7 +7,9 @@ import time
 from collections import deque
 
 from draftfleet import live
+from draftfleet.errors import DraftfleetError, ServerError
 from draftfleet.live import ServerReport, WorkerReport
+from draftfleet.redaction import redact
 from workers.batch import Batch
 from workers.node import Node
 from workers.servers import Server
@@ -36,7 +38,7 @@ class Reporter:
                 pid=os.getpid(),
                 started_at=node.started_at,
                 state=node.state,
-                reason=str(node.error or node.guard.reason),
+                reason=_reason(node.error) or redact(node.guard.reason),
                 model=node.model,
                 servers=[self._server(server) for server in list(node.servers.all.values())],
                 batches_held=len(node.holdings.all()),
@@ -60,7 +62,7 @@ class Reporter:
         return ServerReport(
             url=server.url,
             state=server.state,
-            reason=server.reason,
+            reason=redact(server.reason),
             in_flight=server.in_flight,
             limit=server.limit,
             slots=server.slots,
@@ -78,6 +80,11 @@ class Reporter:
             seen.popleft()
         (first_at, first), (last_at, last) = seen[0], seen[-1]
         return max(0.0, (last - first) / (last_at - first_at)) if last_at > first_at else 0.0
+
+
+def _reason(error: DraftfleetError | None) -> str:
+    """Without the body of a server's answer: it may quote a prompt."""
+    return "" if error is None else redact(error.summary if isinstance(error, ServerError) else str(error))
 
 
 def progress_text(batch: Batch) -> str:

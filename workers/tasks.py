@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
 
 import redis
 from celery import Celery, Task
@@ -31,11 +30,11 @@ def register(app: Celery, node: Node) -> None:
     """Let the app do this task with this node."""
 
     @app.task(name=GENERATE, bind=True, ignore_result=True)
-    def generate_batch(self: Task, body: dict[str, Any]) -> None:  # pyright: ignore[reportUnusedFunction]
+    def generate_batch(self: Task, body: object) -> None:  # pyright: ignore[reportUnusedFunction]
         generate(node, body, str(self.request.id))
 
 
-def generate(node: Node, body: dict[str, Any], task_id: str) -> None:
+def generate(node: Node, body: object, task_id: str) -> None:
     """Do a batch, unless it is done, or another has it. Returns when nothing of it is left to this process."""
     try:
         message = BatchMessage.parse(body)

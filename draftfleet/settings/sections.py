@@ -37,8 +37,23 @@ class Queue(Section):
 
     url: SecretStr | None = Field(
         default=None,
-        description="redis://user:password@host:port/db. Unset: the embedded Valkey of `embedded_dir`.",
+        description="redis://user:password@host:port/db; rediss:// with TLS. Unset: the embedded Valkey of "
+        "`embedded_dir`.",
     )
+    url_file: str | None = Field(default=None, description="File that holds `url`.")
+    password: SecretStr | None = Field(
+        default=None, description="Password for `url`, as it is, where `url` has none: redis://user@host:port/db."
+    )
+    password_file: str | None = Field(default=None, description="File that holds `password`.")
+    ca_file: str | None = Field(
+        default=None,
+        description="PEM file of the authority that signed the certificate of Redis. Unset: those that this machine "
+        "trusts.",
+    )
+    cert_file: str | None = Field(
+        default=None, description="PEM file of this client's certificate, where Redis wants one."
+    )
+    key_file: str | None = Field(default=None, description="PEM file of the key of `cert_file`.")
     embedded_dir: str = Field(
         default=".draftfleet", description="Folder of the embedded Valkey: its data, password and address."
     )
@@ -97,6 +112,13 @@ class Worker(Section):
 
     servers: list[str] = Field(default_factory=list, description="Addresses of local inference servers, without /v1.")
     api_key: SecretStr | None = Field(default=None, description="Sent to the servers as a bearer token.")
+    api_key_file: str | None = Field(default=None, description="File that holds `api_key`.")
+    api_keys: dict[str, SecretStr] | None = Field(
+        default=None, description="Keys of single servers by their address; the others get `api_key`."
+    )
+    api_keys_file: str | None = Field(
+        default=None, description='File that holds `api_keys`: lines like "http://HOST:8000" = "KEY".'
+    )
     dialect: str = Field(default="auto", description="auto, vllm, transformers or openai.")
     concurrency: PositiveInt = Field(default=48, description="Requests in flight per server.")
     request_timeout_s: PositiveFloat = Field(default=1800, description="Longest wait for one completion, in seconds.")
@@ -116,6 +138,12 @@ class Worker(Section):
         default=2, description="Take another batch while fewer rows than this many batches wait."
     )
     max_batches_held: PositiveInt = Field(default=128, description="Batches one process may work on at once.")
+
+    def key(self, server: str) -> str | None:
+        """The bearer token for a server, by its address."""
+        keys = {_same(url): key for url, key in (self.api_keys or {}).items()}
+        key = keys.get(_same(server), self.api_key)
+        return None if key is None else key.get_secret_value()
 
 
 class Claims(Section):
@@ -200,3 +228,9 @@ class Flower(Section):
     password: SecretStr | None = Field(
         default=None, description="Of the basic login. Unset: made at random and printed."
     )
+    password_file: str | None = Field(default=None, description="File that holds `password`.")
+
+
+def _same(url: str) -> str:
+    """A server's address in one form: no slash and no /v1 at the end."""
+    return url.rstrip("/").removesuffix("/v1")
