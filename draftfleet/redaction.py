@@ -6,6 +6,7 @@ answer or the words of a library's error, may quote them: it goes through `redac
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import threading
@@ -17,7 +18,7 @@ SHORTEST = 6
 """A shorter secret is not looked for: it would blot out parts of ordinary words."""
 
 _LOGIN = re.compile(r"(?<=://)[^\s\"'<>]*@")
-_BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}")
+_TOKEN = re.compile(r"(?i)\b(bearer|authorization\W{1,4}basic)\s+[A-Za-z0-9._~+/=-]{6,}")
 
 _lock = threading.Lock()
 _known: set[str] = set()
@@ -41,7 +42,7 @@ def redact(text: str) -> str:
         text = _LOGIN.sub(f"{HIDDEN}@", text)
     if _pattern is not None:
         text = _pattern.sub(HIDDEN, text)
-    return _BEARER.sub(rf"\1 {HIDDEN}", text)
+    return _TOKEN.sub(rf"\1 {HIDDEN}", text)
 
 
 class Formatter(logging.Formatter):
@@ -68,8 +69,5 @@ def _forms(secret: str) -> set[str]:
     """As it is, percent-encoded or decoded, and as `repr` and JSON escape it."""
     plain = unquote(secret)
     forms = {secret, plain, quote(plain, safe=""), quote(plain), quote_plus(plain)}
-    return (
-        forms
-        | {repr(form)[1:-1] for form in forms}
-        | {form.replace("\\", "\\\\").replace('"', '\\"') for form in forms}
-    )
+    escaped = {json.dumps(form, ensure_ascii=is_ascii)[1:-1] for form in forms for is_ascii in (True, False)}
+    return forms | escaped | {repr(form)[1:-1] for form in forms}

@@ -59,7 +59,9 @@ class Verbs(TyperGroup):
 
 def _text(error: DraftfleetError) -> str:
     """Of a server's error without the answer's body, which may quote a prompt: terminals are kept in logs."""
-    return error.summary if isinstance(error, ServerError) else str(error)
+    if isinstance(error, ServerError) and error.body:
+        return f"{error.summary} (not shown, it may quote a prompt: --debug shows it)"
+    return str(error)
 
 
 app = typer.Typer(
