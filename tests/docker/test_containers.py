@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
+
+from draftfleet import children
+from draftfleet.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 TOOLS = Path(sys.prefix) / "bin"
@@ -86,15 +93,51 @@ def test_passwords_are_long_made_once_and_in_a_folder_for_its_owner_alone(
 
 
 def test_redis_keeps_what_it_is_told_and_has_a_user_for_each_role(services: dict[str, dict[str, Any]]) -> None:
-    redis = services["redis"]
+    service = services["redis"]
 
-    command = " ".join(redis["command"])
+    command = " ".join(service["command"])
     assert "--appendonly yes" in command
     assert "--maxmemory-policy noeviction" in command
     assert "--aclfile" in command
-    assert any(volume["type"] == "volume" and volume["target"] == "/data" for volume in redis["volumes"])
-    assert redis["healthcheck"]["test"]
-    assert redis["user"] == "redis"
+    assert any(volume["type"] == "volume" and volume["target"] == "/data" for volume in service["volumes"])
+    assert service["healthcheck"]["test"]
+    assert service["user"] == "redis"
+
+
+def test_the_command_of_redis_starts_one_that_knows_the_users(
+    services: dict[str, dict[str, Any]], secrets: dict[str, str], tmp_path: Path, until: Callable[..., Any]
+) -> None:
+    """The command as Compose gives it, with the container's folders replaced by folders of this machine."""
+    if shutil.which("redis-server") is None:
+        told = "no redis-server on PATH: the command of the redis service cannot be tried"
+        pytest.fail(told) if os.environ.get("CI") == "true" else pytest.skip(told)
+    shell, flag, script = services["redis"]["command"]
+    port = free_port()
+    folders = {"/run/secrets": "secrets", "/run/acl": "acl", "/data": "data"}
+    for inside, name in folders.items():
+        (tmp_path / name).mkdir(exist_ok=True)
+        script = script.replace(f"{inside} ", f"{tmp_path}/{name} ").replace(f"{inside}/", f"{tmp_path}/{name}/")
+    script = script.replace("/etc/draftfleet", str(ROOT / "docker/redis")).replace("$$", "$")
+    child = children.spawn(
+        [shell, flag, f"{script.strip()} --port {port} --bind 127.0.0.1"], log=tmp_path / "redis.log"
+    )
+    try:
+        worker = redis.Redis(port=port, username="worker", password=secrets["redis_worker"])
+        until(lambda: is_reached(worker), what="Redis")
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            worker.flushall()
+    finally:
+        children.stop(child)
+
+    said = (tmp_path / "redis.log").read_text() + (tmp_path / "acl/users.acl").read_text()
+    assert not any(word in said for word in secrets.values())
+
+
+def is_reached(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.ConnectionError:
+        return False
 
 
 def test_each_service_sees_its_own_passwords_and_no_other(services: dict[str, dict[str, Any]]) -> None:
