@@ -38,7 +38,7 @@ class Reporter:
                 pid=os.getpid(),
                 started_at=node.started_at,
                 state=node.state,
-                reason=_reason(node.error) or redact(node.guard.reason),
+                reason=reason_of(node.error) or redact(node.guard.reason),
                 model=node.model,
                 servers=[self._server(server) for server in list(node.servers.all.values())],
                 batches_held=len(node.holdings.all()),
@@ -82,7 +82,7 @@ class Reporter:
         return max(0.0, (last - first) / (last_at - first_at)) if last_at > first_at else 0.0
 
 
-def _reason(error: DraftfleetError | None) -> str:
+def reason_of(error: DraftfleetError | None) -> str:
     """Without the body of a server's answer: it may quote a prompt."""
     return "" if error is None else redact(error.summary if isinstance(error, ServerError) else str(error))
 

@@ -21,12 +21,16 @@ from pydantic import SecretStr
 
 from draftfleet import children, cli
 from draftfleet.embedded import Embedded
+from draftfleet.errors import DraftfleetError
 from draftfleet.ports import free_port
 from draftfleet.queue import connect
 from draftfleet.records import Prompt, prompt_id
+from draftfleet.redaction import remember
 from draftfleet.runs import Run
 from draftfleet.settings import Settings, environment, load
 from draftfleet.testing.workers import WorkerProcess, changed, enqueue
+from workers.dialects import openai
+from workers.report import reason_of
 
 Until = Callable[..., Any]
 
@@ -259,6 +263,18 @@ def test_an_address_that_does_not_work_is_told_without_its_password(
     assert ended.value.code == code, said.err
     assert "Traceback" in said.err
     assert leaks({"said": said.out + said.err}, [wrong]) == []
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 429, 500])
+def test_a_refusal_is_kept_without_the_key_and_told_without_the_prompt(status: int) -> None:
+    remember([KEY])
+    error = openai.classify(status, {}, json.dumps({"message": f"model does not exist: {WORD} {KEY}"}))
+
+    assert WORD in str(error), "the record of a row says why"
+    assert KEY not in str(error)
+    assert WORD not in error.summary
+    assert WORD not in reason_of(error)
+    assert KEY not in reason_of(DraftfleetError(f"it said {KEY}"))
 
 
 def leaks(texts: dict[str, str], words: Iterable[str]) -> list[tuple[str, str]]:
