@@ -8,12 +8,16 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import threading
 import traceback
 from pathlib import Path
 from typing import TextIO
 
+from draftfleet import redaction
 from draftfleet.damper import Damper
 from draftfleet.logfile import RotatingFile, is_standard_error
+
+log = logging.getLogger(__name__)
 
 PACKAGES = ("draftfleet", "producer", "workers", "trainer")
 MEGABYTE = 1_000_000
@@ -48,6 +52,14 @@ def setup(
     _replace_handlers(handlers, Damper())
     for name in PACKAGES:
         logging.getLogger(name).setLevel(level)
+    threading.excepthook = _thread_ended
+
+
+def _thread_ended(what: threading.ExceptHookArgs) -> None:
+    """Through the formatter, as any event: Python itself would print what the exception quotes."""
+    if what.exc_type is not SystemExit:
+        error = what.exc_value or what.exc_type()
+        log.error(event("thread ended", thread=what.thread and what.thread.name, error=repr(error)), exc_info=error)
 
 
 def event(text: str, **fields: object) -> Event:
@@ -83,7 +95,7 @@ class _ToStandardError(logging.StreamHandler[TextIO]):
         super().emit(record)
 
 
-class _Text(logging.Formatter):
+class _Text(redaction.Formatter):
     """With the number of lines that the damper left out since the last one of its kind."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
@@ -106,11 +118,13 @@ class _Json(logging.Formatter):
             line["unsaid"] = unsaid
         if record.exc_info and record.exc_info[0] is not None:
             line["traceback"] = "".join(traceback.format_exception(*record.exc_info))
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return redaction.redact(json.dumps(line, ensure_ascii=False, default=str))
 
 
 def _field(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
     text = str(value)
+    if not text.isprintable():  # a control character would act on the terminal that shows it
+        return json.dumps(text)
     return json.dumps(text, ensure_ascii=False) if not text or any(c.isspace() or c in '"=' for c in text) else text

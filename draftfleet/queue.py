@@ -10,12 +10,11 @@ from typing import Any, cast
 import redis
 from celery import Celery
 from kombu.exceptions import KombuError
-from redis.connection import parse_url
 
-from draftfleet import control, embedded
+from draftfleet import connection, control
 from draftfleet.claims import published_key
 from draftfleet.control import Control, Priority
-from draftfleet.errors import QueueError, QueueRefused, SettingsError
+from draftfleet.errors import QueueError
 from draftfleet.garbage import DropGarbage
 from draftfleet.records import SCHEMA_VERSION, BatchMessage, TrainMessage
 from draftfleet.runs import Run
@@ -51,52 +50,40 @@ def retry_queue(model: str) -> str:
     return f"generate-again.{model}"
 
 
-def redis_url(settings: Settings) -> str:
-    """`queue.url`, else the address of the embedded Valkey. Raises QueueError if there is neither."""
-    if settings.queue.url is not None:
-        return settings.queue.url.get_secret_value()
-    url = embedded.address(settings.queue.embedded_dir)
-    if url is None:
-        raise QueueError(
-            f"no Redis: queue.url is not set and no embedded Valkey was started in {settings.queue.embedded_dir}. "
-            "Run `draftfleet up`, or set queue.url = redis://user:password@host:6379/0."
-        )
-    return url
-
-
 def connect(settings: Settings) -> redis.Redis:
-    """A client that answered. Raises QueueError."""
-    url = redis_url(settings)
-    try:
-        client = redis.Redis.from_url(
-            url, decode_responses=True, socket_timeout=30, socket_connect_timeout=5, socket_keepalive=True
-        )
-    except ValueError:  # its text may quote the password
-        raise SettingsError(
-            "queue.url is no address of a Redis: write it as redis://user:password@host:6379/0, or rediss:// with TLS; "
-            "in a password, write : / @ as %3A %2F %40."
-        ) from None
+    """A client that answered. Raises QueueError, QueueRefused where waiting does not help, or SettingsError."""
+    url = connection.address(settings)
+    client = redis.Redis.from_url(
+        url,
+        decode_responses=True,
+        socket_timeout=30,
+        socket_connect_timeout=5,
+        socket_keepalive=True,
+        **connection.tls(settings) or {},
+    )
     try:
         client.ping()
-    except redis.AuthenticationError as error:
-        raise QueueRefused(f"Redis at {_shown(url)} refused the login: {error}. Check queue.url.") from None
+        connection.refuse_cluster(client, url)
     except (redis.RedisError, OSError) as error:
+        if refused := connection.refusal(error, url):
+            raise refused from None
         said = str(error).rstrip(".")
         raise QueueError(
-            f"Redis at {_shown(url)} does not answer: {said}. Start it (`draftfleet up` starts the embedded one) "
-            "or correct queue.url."
+            f"Redis at {connection.shown(url)} does not answer: {said}. Start it (`draftfleet up` starts the embedded "
+            "one) or correct queue.url."
         ) from None
     return client
 
 
 def make_app(settings: Settings) -> Celery:
     """The app of every process. Roles register their tasks on it under the names above."""
-    app = Celery("draftfleet", broker=redis_url(settings))
+    app = Celery("draftfleet", broker=connection.address(settings))
     app.conf.update(
         accept_content=["json"],
         task_serializer="json",
         broker_connection_max_retries=None,
         broker_connection_retry_on_startup=True,
+        broker_use_ssl=connection.tls(settings),
         broker_transport_options={
             "visibility_timeout": 21_600,
             "unacked_restore_interval": 5,
@@ -231,8 +218,3 @@ def queued(client: redis.Redis, model: str) -> int:
     for key in [*keys(retry_queue(model)), *keys(generate_queue(model))]:
         pipeline.llen(key)
     return sum(map(int, pipeline.execute()))
-
-
-def _shown(url: str) -> str:
-    options = parse_url(url)
-    return f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"

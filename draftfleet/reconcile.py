@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
@@ -24,9 +25,9 @@ from draftfleet.errors import CorruptFile, RunMissing, StorageError
 from draftfleet.index import fill
 from draftfleet.letters import note_unreadable
 from draftfleet.logs import event
-from draftfleet.names import parent_of, parts_of
+from draftfleet.names import BATCH, NAME, parent_of, parts_of
 from draftfleet.queue import ENDED, TRAIN_FIELD, chunks, note_ended, publish, publish_training, queued
-from draftfleet.records import Prompt, Sample
+from draftfleet.records import LONGEST_SHOWN, Prompt, Sample
 from draftfleet.runs import TOMBSTONES, Run
 from draftfleet.storage import Storage
 
@@ -112,7 +113,8 @@ class Reconciler:
         """The claims are gone from Redis: one that cannot be seen to now is owed, and seen to at the next sweep."""
         lapsed = Claims(self._client, run.run_id, self._knobs, "reconciler").sweep()
         for claim in lapsed:
-            log.warning(event("claim lapsed", run=run.name, name=claim.name, attempts=claim.attempts))
+            name = claim.name[:LONGEST_SHOWN]
+            log.warning(event("claim lapsed", run=run.name, name=name, attempts=claim.attempts))
         owed = self._owed[run.run_id]
         owed.extend(lapsed)
         while owed:
@@ -125,10 +127,12 @@ class Reconciler:
         return len(lapsed)
 
     def _again(self, run: Run, claim: Lapsed) -> None:
-        if claim.name.startswith(TRAIN_CLAIM):
-            self._train_again(run, claim)
-        else:
+        if re.fullmatch(BATCH, claim.name):
             self._work_again(run, claim)
+        elif claim.name.startswith(TRAIN_CLAIM) and re.fullmatch(NAME, claim.name.removeprefix(TRAIN_CLAIM)):
+            self._train_again(run, claim)
+        else:  # whoever can write to Redis can put any name there, and names become paths
+            log.error(event("claim dropped", run=run.name, name=claim.name[:LONGEST_SHOWN], reason="no name of ours"))
 
     def _train_again(self, run: Run, claim: Lapsed) -> None:
         drafter = claim.name.removeprefix(TRAIN_CLAIM)

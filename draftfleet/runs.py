@@ -81,7 +81,10 @@ class Run:
                 "or point storage.url at the folder that holds it."
             ) from None
         try:
-            run = cls(storage, RunInfo.from_json(raw))
+            info = RunInfo.from_json(raw)
+            if info.run != name:  # its files would be looked for in that other folder
+                raise ValueError(f"it is of run {info.run!r}")
+            run = cls(storage, info)
         except (ValueError, TypeError) as error:
             raise CorruptFile(f"{storage.url}/{name}/run.json is not a run: {error}. Restore it from a copy.") from None
         if not even_deleted and storage.exists(f"{TOMBSTONES}/{run.run_id}.json"):

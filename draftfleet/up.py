@@ -89,7 +89,8 @@ class Stack:
         port = knobs.port if knobs.port and is_free(knobs.address, knobs.port) else free_port(knobs.address)
         password = knobs.password.get_secret_value() if knobs.password else secrets.token_urlsafe(12)
         self.settings = _with(self.settings, "flower", port=port, password=password)
-        self.flower_url, self.flower_login = f"http://{knobs.address}:{port}/", f"{knobs.user}:{password}"
+        self.flower_url = f"http://{knobs.address}:{port}/"
+        self.flower_login = knobs.user if knobs.password else f"{knobs.user}:{password}"
         self._start("flower", starting, grace_s=5)
         self._wait_for_flower(knobs.address, port)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +64,7 @@ class Node:
 def register(node: Node) -> None:
     """Put the task on the node's app."""
 
-    def train(task: Task[Any, Any], body: dict[str, Any]) -> str:
+    def train(task: Task[Any, Any], body: object) -> str:
         def report(text: str) -> None:
             try:
                 task.send_event("task-progress", result=text)
@@ -76,14 +76,14 @@ def register(node: Node) -> None:
     node.app.task(name=TRAIN, bind=True)(train)
 
 
-def train_drafter(node: Node, body: Mapping[str, Any], report: Callable[[str], object]) -> str:
+def train_drafter(node: Node, body: object, report: Callable[[str], object]) -> str:
     """Train the drafter that a message names. Returns how it ended, for Flower.
 
     A message that is not for this storage, or whose drafter another trainer is at work on, is dropped. Raises
     TrainingError if the training fails; the next `draftfleet train` goes on from its latest checkpoint.
     """
     try:
-        message = TrainMessage.parse(dict(body))
+        message = TrainMessage.parse(body)
         run = Run.open(node.storage, message.run)
         if run.run_id != message.run_id:
             raise RunMissing(f"run {message.run} in {node.storage.url} is another run of that name: {run.run_id}.")

@@ -55,21 +55,20 @@ class Client:
 
     def __init__(self, knobs: Worker) -> None:
         self._knobs = knobs
-        self._key = knobs.api_key.get_secret_value() if knobs.api_key else "none"
         self._http = DefaultAioHttpClient(
             limits=httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS),
             timeout=httpx2.Timeout(knobs.request_timeout_s, connect=knobs.connect_timeout_s),
         )
-        self._headers = {"Authorization": f"Bearer {self._key}", "Content-Type": "application/json"}
-        self._addresses: dict[str, httpx2.URL] = {}
+        self._asks: dict[str, tuple[httpx2.URL, dict[str, str]]] = {}
 
     async def complete(self, url: str, body: dict[str, Any]) -> Answer:
         """POST /v1/chat/completions. Raises Transient if there was no answer."""
-        if url not in self._addresses:
-            self._addresses[url] = httpx2.URL(f"{url}/v1/chat/completions")
+        if url not in self._asks:
+            headers = {"Authorization": f"Bearer {self._key(url)}", "Content-Type": "application/json"}
+            self._asks[url] = httpx2.URL(f"{url}/v1/chat/completions"), headers
+        address, headers = self._asks[url]
         try:
-            content = json.dumps(body).encode()
-            response = await self._http.post(self._addresses[url], content=content, headers=self._headers)
+            response = await self._http.post(address, content=json.dumps(body).encode(), headers=headers)
         except NO_ANSWER as error:
             # The aiohttp transport calls every lost connection a ConnectTimeout: its causes tell the two apart.
             causes = list(_causes(error))
@@ -84,7 +83,7 @@ class Client:
 
     async def look(self, url: str) -> Look:
         """GET /v1/models, and /metrics where there is one. Raises Unreachable."""
-        response = await self._get(f"{url}/v1/models")
+        response = await self._get(url, "/v1/models")
         if response.status_code != 200:
             raise Unreachable(f"GET /v1/models answered {response.status_code}", refused=False)
         try:
@@ -93,16 +92,21 @@ class Client:
             raise Unreachable("GET /v1/models answered something that is no JSON", refused=False) from None
         if not isinstance(models, dict):
             raise Unreachable("GET /v1/models answered no JSON object", refused=False)
-        metrics = await self._get(f"{url}/metrics")
+        metrics = await self._get(url, "/metrics")
         return Look(models, metrics.text if metrics.status_code == 200 else "", response.headers)
 
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def _get(self, url: str) -> httpx2.Response:
+    def _key(self, server: str) -> str:
+        return self._knobs.key(server) or "none"
+
+    async def _get(self, server: str, path: str) -> httpx2.Response:
         try:
             return await self._http.get(
-                url, headers={"Authorization": f"Bearer {self._key}"}, timeout=httpx2.Timeout(PROBE_TIMEOUT_S)
+                f"{server}{path}",
+                headers={"Authorization": f"Bearer {self._key(server)}"},
+                timeout=httpx2.Timeout(PROBE_TIMEOUT_S),
             )
         except httpx2.HTTPError as error:
             causes = list(_causes(error))

@@ -33,11 +33,11 @@ def register(app: Celery, node: Node) -> None:
     """Let the app do this task with this node."""
 
     @app.task(name=GENERATE, bind=True, ignore_result=True)
-    def generate_batch(self: Task, body: dict[str, Any]) -> None:  # pyright: ignore[reportUnusedFunction]
+    def generate_batch(self: Task, body: object) -> None:  # pyright: ignore[reportUnusedFunction]
         generate(node, body, str(self.request.id), self.request.delivery_info or {})
 
 
-def generate(node: Node, body: dict[str, Any], task_id: str, delivery: Mapping[str, Any]) -> None:
+def generate(node: Node, body: object, task_id: str, delivery: Mapping[str, Any]) -> None:
     """Do a batch, unless it is done, or another has it. Returns when nothing of it is left to this process."""
     try:
         message = BatchMessage.parse(body)

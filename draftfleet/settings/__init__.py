@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import pydantic_settings
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -28,7 +28,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from draftfleet import mistakes
+from draftfleet import mistakes, redaction, secrets
 from draftfleet.errors import SettingsError
 from draftfleet.names import NAME
 from draftfleet.settings.sections import (
@@ -93,6 +93,11 @@ class Settings(BaseSettings):
     flower: Flower = Field(default_factory=Flower)
     logs: Logs = Field(default_factory=Logs)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_secret_files(cls, tree: dict[str, Any]) -> dict[str, Any]:
+        return secrets.read_files(tree, _fields())
+
     @property
     def model(self) -> str:
         """The name under which the target is asked for."""
@@ -132,13 +137,15 @@ def load(
     layers["__annotations__"] = {"below": ClassVar[dict[str, Any]]}
     with_file = type("Settings", (Settings,), layers)
     try:
-        return cast(Settings, with_file(**_nested(flags or {})))
+        settings = cast(Settings, with_file(**_nested(flags or {})))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} is not TOML in UTF-8: {error}") from None
     except pydantic_settings.SettingsError:
         raise SettingsError(mistakes.not_json(ENV_PREFIX, fields)) from None
     except ValidationError as error:
         raise SettingsError("\n".join(mistakes.explain(one, fields, path) for one in error.errors())) from None
+    redaction.remember(secrets.values(settings))
+    return settings
 
 
 def assignment(text: str) -> tuple[str, Any]:
@@ -146,6 +153,7 @@ def assignment(text: str) -> tuple[str, Any]:
     path, sign, value = text.partition("=")
     if not sign:
         raise SettingsError(f"--set {text}: write it as section.key=value, for example worker.concurrency=48.")
+    secrets.refuse_flag(path.strip(), value, _fields())
     try:
         return path.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
@@ -153,7 +161,10 @@ def assignment(text: str) -> tuple[str, Any]:
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """This process' environment with these settings in it, for a child: secrets travel in no argument list."""
+    """This process' environment with these settings in it, for a child: secrets travel in no argument list.
+
+    What was read from a file is not among them: the child reads it there.
+    """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
     values = {name: _plain(getattr(settings, name)) for name in Settings.model_fields}
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
@@ -162,7 +173,10 @@ def environment(settings: Settings) -> dict[str, str]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Section):
-        return {name: _plain(getattr(value, name)) for name in type(value).model_fields}
+        names = type(value).model_fields
+        return {name: _plain(getattr(value, name)) for name in names if not getattr(value, name + secrets.FILE, None)}
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in cast(dict[str, Any], value).items()}
     return value.get_secret_value() if isinstance(value, SecretStr) else value
 
 

@@ -53,8 +53,23 @@ class Queue(Section):
 
     url: SecretStr | None = Field(
         default=None,
-        description="redis://user:password@host:port/db. Unset: the embedded Valkey of `embedded_dir`.",
+        description="redis://user:password@host:port/db; rediss:// with TLS. Unset: the embedded Valkey of "
+        "`embedded_dir`.",
     )
+    url_file: str | None = Field(default=None, description="File that holds `url`.")
+    password: SecretStr | None = Field(
+        default=None, description="Password for `url`, as it is, where `url` has none: redis://user@host:port/db."
+    )
+    password_file: str | None = Field(default=None, description="File that holds `password`.")
+    ca_file: str | None = Field(
+        default=None,
+        description="PEM file of the authority that signed the certificate of Redis. Unset: those that this machine "
+        "trusts.",
+    )
+    cert_file: str | None = Field(
+        default=None, description="PEM file of this client's certificate, where Redis wants one."
+    )
+    key_file: str | None = Field(default=None, description="PEM file of the key of `cert_file`.")
     embedded_dir: str = Field(
         default=".draftfleet", description="Folder of the embedded Valkey: its data, password and address."
     )
@@ -122,6 +137,13 @@ class Worker(Section):
         description="Addresses of local inference servers, without /v1; http://HOST:8000-8007 is a range of ports.",
     )
     api_key: SecretStr | None = Field(default=None, description="Sent to the servers as a bearer token.")
+    api_key_file: str | None = Field(default=None, description="File that holds `api_key`.")
+    api_keys: dict[str, SecretStr] | None = Field(
+        default=None, description="Keys of single servers by their address; the others get `api_key`."
+    )
+    api_keys_file: str | None = Field(
+        default=None, description='File that holds `api_keys`: lines like "http://HOST:8000" = "KEY".'
+    )
     dialect: str = Field(default="auto", description="auto, vllm, transformers or openai.")
     concurrency: PositiveInt | None = Field(
         default=None, description="Requests in flight per server. Unset: adaptive, from what each server shows."
@@ -162,6 +184,12 @@ class Worker(Section):
     def longest_stop_s(self) -> float:
         """From SIGTERM to the end of the process at the latest, with a second or two to spare."""
         return self.drain_s + TASKS_END_S + WARM_END_S + 5
+
+    def key(self, server: str) -> str | None:
+        """The bearer token for a server, by its address."""
+        keys = {_same(url): key for url, key in (self.api_keys or {}).items()}
+        key = keys.get(_same(server), self.api_key)
+        return None if key is None else key.get_secret_value()
 
 
 class Claims(Section):
@@ -250,6 +278,7 @@ class Flower(Section):
     password: SecretStr | None = Field(
         default=None, description="Of the basic login. Unset: made at random and printed."
     )
+    password_file: str | None = Field(default=None, description="File that holds `password`.")
 
 
 class Logs(Section):
@@ -265,3 +294,8 @@ class Logs(Section):
     )
     max_mb: PositiveFloat = Field(default=50, description="A file of this size, in MB, is put aside and begun anew.")
     keep: PositiveInt = Field(default=5, description="Files that were put aside and stay; older ones are removed.")
+
+
+def _same(url: str) -> str:
+    """A server's address in one form: no slash and no /v1 at the end."""
+    return url.rstrip("/").removesuffix("/v1")

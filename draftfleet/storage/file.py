@@ -122,6 +122,7 @@ class FileStorage:
         self._is_marked = True
 
     def local(self, path: str) -> Path:
+        self._refuse_outside(path)
         return self.root / path
 
     def share(self, path: str) -> None:
@@ -129,6 +130,11 @@ class FileStorage:
 
     def fetch(self, path: str) -> None:
         """Nothing to do: the folder is the storage."""
+
+    def _refuse_outside(self, path: str) -> None:
+        """Names are checked where they come in; should one slip through, it still leads nowhere else."""
+        if path.startswith("/") or ".." in path.split("/") or "\0" in path:
+            raise StorageError(f"{path!r} leads out of {self.url}: a path in the storage is relative, without `..`.")
 
     @contextmanager
     def _staged(self, path: str, data: bytes) -> Generator[tuple[int, str, str]]:
@@ -209,6 +215,7 @@ class FileStorage:
 
     @contextmanager
     def _reading(self, path: str) -> Generator[None]:
+        self._refuse_outside(path)
         try:
             yield
         except FileNotFoundError:
@@ -222,6 +229,7 @@ class FileStorage:
 
     @contextmanager
     def _writing(self, path: str) -> Generator[None]:
+        self._refuse_outside(path)
         try:
             yield
         except FileNotFoundError:

@@ -189,7 +189,7 @@ def test_an_error_of_ours_is_its_message_and_its_exit_code(
 def test_debug_shows_where_an_error_comes_from(call: Callable[..., Result], command: list[str]) -> None:
     result = call("fail", "--debug", "produce", "DataError", command=command)
 
-    assert result.returncode == 1
+    assert result.returncode == 3
     assert "Traceback" in result.stderr
     assert "it broke: 7; allowed are 1 and 2" in result.stderr
 

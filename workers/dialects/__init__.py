@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 
 from draftfleet.errors import ServerError, SettingsError, Transient
 from draftfleet.records import Conversation, Outcome
+from draftfleet.redaction import redact
 from draftfleet.settings import Sampling
 
 DIALECTS = {
@@ -140,6 +141,7 @@ def _whole(value: object) -> object:
 
 
 def start_of(raw: str | bytes, limit: int = 300) -> str:
-    """The start of a body, for messages."""
-    text = raw.decode(errors="replace") if isinstance(raw, bytes) else raw
+    """The start of a body, for messages. A server may quote the key that it was sent."""
+    raw = raw[: 4 * limit]
+    text = redact(raw.decode(errors="replace") if isinstance(raw, bytes) else raw)
     return text if len(text) <= limit else text[:limit] + "..."
