@@ -125,7 +125,7 @@ def test_a_damaged_shard_is_the_dead_letter_of_its_batch(bad: Run) -> None:
     [letter] = find(bad, Filter(kind=("unreadable",)))
 
     assert letter.name == "train-000001"
-    assert "status --run run --repair" in letter.message
+    assert "verify run --repair" in letter.message
 
 
 def test_a_filter_that_can_fit_nothing_is_refused_with_what_is_allowed() -> None:

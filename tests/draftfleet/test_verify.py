@@ -13,7 +13,7 @@ import redis
 
 from draftfleet.accounting import Accountant
 from draftfleet.names import batch_id, parts_of
-from draftfleet.queue import connect, retry_queue
+from draftfleet.queue import connect, queued
 from draftfleet.records import Prompt, Sample
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
@@ -155,7 +155,7 @@ def test_a_repair_moves_aside_what_is_at_fault_and_has_it_done_again(
     repaired = run_verify(repair=True)
 
     assert (repaired["code"], repaired["moved"], path.exists()) == (1, [FIRST], False)
-    assert client.llen(retry_queue(MODEL)) >= 1
+    assert queued(client, MODEL) >= 1
     assert len(list(sound.storage.local("run/corrupt").iterdir())) == 1
     assert run_verify(repair=False)["code"] == 0
     sound = Run.open(sound.storage, "run")

@@ -14,6 +14,7 @@ from draftfleet.runs import Run
 from draftfleet.settings import Sampling, Worker
 from workers.batch import Batch, Content, Row
 from workers.client import Client
+from workers.concurrency import Concurrency
 from workers.guard import Guard
 from workers.holdings import Holdings
 from workers.partials import Partials
@@ -53,7 +54,7 @@ def a_pool(tally: Tally, run: Run, ask: Callable[..., object]) -> Pool:
     def fatal(error: DraftfleetError) -> None:
         raise AssertionError(error)
 
-    server = Server(A, 8, state="ready", cleared={run.run_id}, seconds_per_token=0.001)
+    server = Server(A, Concurrency(pinned=8), state="ready", cleared={run.run_id}, seconds_per_token=0.001)
     return Pool(Ready(server), ask, refuse, lambda *_: None, fatal, max_tries=9, tally=tally)  # type: ignore[arg-type]
 
 

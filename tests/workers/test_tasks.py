@@ -16,6 +16,7 @@ from draftfleet.runs import Run
 from draftfleet.settings import Sampling, Settings
 from workers import tasks
 from workers.batch import Batch, Content
+from workers.tally import Tally
 
 BATCH = "train-000000"
 
@@ -35,6 +36,7 @@ def a_node(settings: Settings, run: Run) -> Any:
         model="tiny",
         holdings=SimpleNamespace(drop=lambda key: None),
         withdraw=lambda batch: None,
+        tally=Tally(),
         orders=SimpleNamespace(of=control.read),
     )
 
