@@ -31,6 +31,8 @@ from draftfleet.testing.workers import WorkerProcess, enqueue
 SHAPES = {"kv": {"slots": 1024, "kv_tokens": 225_000}, "slots": {"slots": 48}}
 PINNED = {"kv": (64, 96, 112, 128, 160), "slots": (32, 48, 64)}
 STARTS = (4, 512)
+PREFILL_S = ALONE_S / 20
+"""Per token of a prompt, and of all that a preempted answer has to compute again."""
 FROM_S, UNTIL_S = 300.0, 900.0
 NUM_ROWS = 6_000
 LOOK_S = 5.0
@@ -61,6 +63,7 @@ def measure(shape: str, time_scale: float, *, pinned: int | None = None, start: 
     server = FakeProcess(
         model=MODEL,
         seconds_per_token=ALONE_S,
+        seconds_per_prompt_token=PREFILL_S,
         half_speed_at=HALF_SPEED_AT,
         time_scale=time_scale,
         **LENGTHS,
