@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import signal
 import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from draftfleet.settings import Settings
 from draftfleet.status import collect, warnings
 from draftfleet.storage import FileStorage
 from draftfleet.testing import FakeServer
+from draftfleet.testing.checks import assert_complete, num_asked_again, num_kept
 from draftfleet.testing.workers import WorkerProcess, changed, enqueue
 
 Until = Callable[..., Any]
@@ -43,48 +43,44 @@ WITHOUT_THE_RIGHTS_OF_ROOT = (
 )
 
 
-def assert_complete(run: Run, prompts: list[Prompt]) -> None:
-    """Every row once, none failed, and the account agrees."""
-    samples = [sample for name in run.done() for sample in run.read_samples(name)]
-    assert Counter(sample.row_key for sample in samples) == Counter(prompt.row_key for prompt in prompts)
-    assert [sample.error for sample in samples if sample.outcome == "failed"] == []
-    account = Accountant(run).account()
-    assert account.holds
-    assert account.pending == 0
-
-
 def test_a_batch_that_is_delivered_twice_is_done_once(
     settings: Settings, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
 ) -> None:
     prompts = make_prompts(8)
-    with FakeServer(model="tiny", latency_s=0.2) as one, FakeServer(model="tiny", latency_s=0.2) as other:
+    with FakeServer(model="tiny", frozen=True) as one, FakeServer(model="tiny", frozen=True) as other:
         settings = changed(settings, worker__concurrency=1, **SHORT)
-        names = enqueue(settings, run, prompts)
-        for _ in range(3):
-            publish(make_app(settings), connect(settings), run, "tiny", names)
-
-        logs = [tmp_path / "one.log", tmp_path / "other.log"]
+        app, redis = make_app(settings), connect(settings)
         workers = [
-            WorkerProcess(changed(settings, worker__servers=[server.url]), log)
-            for server, log in zip((one, other), logs, strict=True)
+            WorkerProcess(changed(settings, worker__servers=[server.url]), tmp_path / f"{number}.log")
+            for number, server in enumerate((one, other))
         ]
         with workers[0], workers[1]:
-            until(lambda: run.done() == names, what="the batch")
-            until(lambda: queued(connect(settings), "tiny") == 0, what="an empty queue")
-            until(lambda: sum(len(worker.said("batch ")) for worker in workers) >= 2)
-        asked = Counter[str]()
-        for server in (one, other):
-            asked.update({text: row["requests"] for text, row in server.stats()["rows"].items()})
+            until(lambda: all(worker.said("worker started") for worker in workers), what="both workers")
+            names = enqueue(settings, run, prompts)
+            [first] = until(lambda: [worker for worker in workers if worker.said("batch taken")], what="a holder")
+            [second] = [worker for worker in workers if worker is not first]
 
-    assert_complete(run, prompts)
+            def is_refused() -> list[str]:
+                publish(app, redis, run, "tiny", names)
+                return second.said("second delivery dropped")
+
+            [said, *_] = until(is_refused, what="the other to be given the batch as well")
+            for server in (one, other):
+                server.change(frozen=False)
+            until(lambda: run.done() == names, what="the batch")
+            until(lambda: queued(redis, "tiny") == 0, what="an empty queue")
+        again = num_asked_again(prompts, [one, other], workers)
+
+    assert str(first.pid) in said.partition("holder=")[2]
+    assert again == 0
     assert sum(len(worker.said("batch done")) for worker in workers) == 1
-    assert sum(asked.values()) <= len(prompts) + 2  # one canary per server
+    assert_complete(run, prompts)
 
 
 def test_after_kill_9_another_worker_redoes_only_what_was_in_flight_or_not_yet_saved(
     settings: Settings, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
 ) -> None:
-    prompts = make_prompts(64)
+    prompts = make_prompts(128)
     slots, latency_s, interval_s = 4, 0.1, SHORT["worker__checkpoint_interval_s"]
     with FakeServer(model="tiny", latency_s=latency_s) as server:
         settings = changed(settings, worker__servers=[server.url], worker__concurrency=slots, **SHORT)
@@ -94,16 +90,16 @@ def test_after_kill_9_another_worker_redoes_only_what_was_in_flight_or_not_yet_s
             until(lambda: list(run.partials()) and server.stats()["requests"] > 16, what="rows on the way")
             first.send(signal.SIGKILL)
             first.wait()
-        before = server.stats()["requests"]
-        with WorkerProcess(settings, tmp_path / "second.log"):
+        before, kept = server.stats()["requests"] - 1, num_kept(run)  # one canary
+        with WorkerProcess(settings, tmp_path / "second.log") as second:
             until(lambda: run.done() == names, what="all batches done")
-        total = server.stats()["requests"]
+        again = num_asked_again(prompts, [server], [first, second])
 
-    assert_complete(run, prompts)
-    assert 16 < before < len(prompts)
+    assert 16 <= before < len(prompts)
+    assert again == before - kept
     # In flight: one per slot. Unsaved: what the slots finish in an interval, and in the time a write may take.
-    regenerated = total - len(prompts) - 2  # one canary per worker
-    assert regenerated <= slots + slots * (interval_s + 0.5) / latency_s
+    assert again <= slots + slots * (interval_s + 1) / latency_s
+    assert_complete(run, prompts)
 
 
 def test_sigterm_drains_and_the_next_worker_asks_no_row_again(
@@ -154,29 +150,6 @@ def test_a_second_signal_does_not_wait_for_rows_in_flight_and_still_releases(
     assert code == 0
     assert Claims(redis, run.run_id, settings.claims, "test").held() == set()
     assert queued(redis, "tiny") == len(names)
-
-
-def test_a_frozen_worker_s_batch_is_done_by_another_and_committed_once(
-    settings: Settings, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
-) -> None:
-    prompts = make_prompts(16)
-    with FakeServer(model="tiny", latency_s=0.2) as one, FakeServer(model="tiny", latency_s=0.1) as other:
-        settings = changed(settings, worker__concurrency=1, **SHORT)
-        names = enqueue(settings, run, prompts, batch_size=16)
-        frozen = WorkerProcess(changed(settings, worker__servers=[one.url]), tmp_path / "frozen.log")
-        second = WorkerProcess(changed(settings, worker__servers=[other.url]), tmp_path / "second.log")
-
-        with frozen:
-            until(lambda: one.stats()["requests"] > 3, what="rows on the way")
-            frozen.send(signal.SIGSTOP)
-            with second:
-                until(lambda: second.said("batch taken"), what="the second holder")
-                frozen.send(signal.SIGCONT)
-                until(lambda: frozen.said("batch left to its new holder"), what="the first to let go")
-                until(lambda: run.done() == names, what="the batch")
-
-    assert_complete(run, prompts)
-    assert not frozen.said("batch done")
 
 
 def test_a_storage_that_cannot_be_written_pauses_the_node_until_it_can(
