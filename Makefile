@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench soak referee docs static venv
+.PHONY: help demo test check bench soak referee nodes docs static venv
 
 VENV ?= .venv
 RUN := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(VENV)/bin/python
@@ -40,6 +40,9 @@ bench: venv  ## measure every figure of benchmarks/
 
 referee: venv .venv-referee/installed  ## the worker and the drafter against real vLLM on this CPU (2.5 GB more)
 	@$(RUN) -m pytest -m referee tests/referee
+
+nodes: venv  ## as root: several nodes by network namespaces, one cut off and healed (2 minutes)
+	@$(RUN) -m pytest -m nodes -s tests/nodes
 
 docs: venv  ## write the pages that are made from the code
 	@$(RUN) docs/render.py

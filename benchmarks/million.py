@@ -106,7 +106,7 @@ def _parts(
     assert (grown.printed["new"], grown.printed["already"]) == (knobs.more, knobs.rows), grown.printed
     yield _spent("grown", grown)
 
-    run = Run.open(open_storage(settings.storage.url), settings.run)
+    run = Run.open(open_storage(settings.storage), settings.run)
     started = time.monotonic()
     yield {"samples_batches": _commit(run, knobs.done), "samples_s": round(time.monotonic() - started, 1)}
     for name in ("status", "status_again"):

@@ -213,6 +213,17 @@ class Claims:
         """Names with a claim, live or lapsed."""
         return {str(name) for name in self._client.hkeys(self._keys[0])}
 
+    def holders(self) -> dict[str, list[str]]:
+        """The names with a live claim, by owner."""
+        seconds, micros = self._client.time()
+        now_ms = int(seconds) * 1000 + int(micros) // 1000
+        found: dict[str, list[str]] = {}
+        for name, raw in sorted(self._client.hgetall(self._keys[0]).items()):
+            _, owner, expires_ms, _ = json.loads(str(raw))
+            if expires_ms > now_ms:
+                found.setdefault(str(owner), []).append(str(name))
+        return found
+
     def sweep(self) -> list[Lapsed]:
         """Remove the lapsed claims, count their attempts, and return them: each to one caller only."""
         flat = self._sweep(self._keys, [self._ttl_ms])

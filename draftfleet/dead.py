@@ -16,7 +16,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.table import Table
 
-from draftfleet import again
+from draftfleet import again, control
 from draftfleet.errors import DraftfleetError, QueueError, RunConflict, SettingsError
 from draftfleet.letters import KINDS, Filter, Letter, find
 from draftfleet.names import parts_of
@@ -153,15 +153,11 @@ def export(settings: Settings, wanted: Filter, file: str) -> dict[str, Any]:
 
 
 def _open(settings: Settings) -> Run:
-    return Run.open(open_storage(settings.storage.url), settings.run)
+    return Run.open(open_storage(settings.storage), settings.run)
 
 
 def _refuse_cancelled(run: Run) -> None:
-    try:
-        state = json.loads(run.storage.read(f"{run.name}/control.json")).get("state")
-    except FileNotFoundError:
-        return
-    if state == "cancelled":
+    if control.read(run).state == "cancelled":
         raise RunConflict(
             f"run {run.name} is cancelled: nothing of it is asked again. `draftfleet resume` takes it up."
         )

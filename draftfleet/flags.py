@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
+
+from draftfleet import logs
 
 if TYPE_CHECKING:
     from draftfleet.settings import Settings
@@ -22,6 +26,8 @@ FLAGS = {
     "batch_size": "producer.batch_size",
     "limit": "producer.limit",
     "strict": "producer.strict",
+    "priority": "producer.priority",
+    "token_budget": "producer.token_budget",
     "max_tokens": "sampling.max_tokens",
     "temperature": "sampling.temperature",
     "thinking": "sampling.thinking",
@@ -38,6 +44,9 @@ FLAGS = {
     "port": "flower.port",
 }
 """From flag to settings path. A flag that is not given leaves its knob alone."""
+
+LONG_VERBS = ("produce", "work", "join", "trainer", "up", "flower")
+"""Those that have a log file."""
 
 Text: TypeAlias = str | None
 Int: TypeAlias = int | None
@@ -65,11 +74,33 @@ Progress = Annotated[Bool, typer.Option(help="Bars on standard error. Unset: on 
 
 def read(ctx: typer.Context) -> Settings:
     """What the flags of this call say, over environment and file. A named flag wins over `--set`."""
-    from draftfleet.settings import assignment, load  # noqa: PLC0415  brings pydantic and pyarrow, which the help can do without
+    from draftfleet.settings import load  # noqa: PLC0415  brings pydantic and pyarrow, which the help can do without
+
+    settings = load(ctx.params["config"], said(ctx))
+    begin_log(ctx, settings)
+    return settings
+
+
+def said(ctx: typer.Context) -> dict[str, Any]:
+    """The flags of this call alone, by settings path."""
+    from draftfleet.settings import assignment  # noqa: PLC0415  brings pydantic and pyarrow, which the help can do without
 
     given = ctx.params
     flags = dict(map(assignment, given["assign"] or []))
     flags |= {FLAGS[name]: value for name, value in given.items() if name in FLAGS and value not in (None, (), [])}
     if given.get("servers"):
         flags["worker.servers"] = [url.strip() for part in given["servers"] for url in part.split(",") if url.strip()]
-    return load(given["config"], flags)
+    return flags
+
+
+def begin_log(ctx: typer.Context, settings: Settings) -> None:
+    """From here on as the settings say, also when they are read again. Short verbs leave the file to the long ones."""
+    verb, knobs = str(ctx.info_name), settings.logs
+    file = (knobs.file or "").replace("{verb}", verb).replace("{host}", socket.gethostname())
+    logs.setup(
+        "DEBUG" if ctx.find_root().params.get("debug") else knobs.level,
+        as_json=knobs.format == "json",
+        file=Path(file.replace("{pid}", str(os.getpid()))) if file and verb in LONG_VERBS else None,
+        max_mb=knobs.max_mb,
+        keep=knobs.keep,
+    )

@@ -8,6 +8,9 @@ from draftfleet.ports import free_port
 from draftfleet.queue import make_app
 from draftfleet.settings import Settings
 
+OWN_UNACKED = {f"unacked_{name}": f"flower.unacked_{name}" for name in ("key", "index_key", "mutex_key")}
+"""Flower consumes no task, so it has no part in putting the tasks of dead workers back: its user may not either."""
+
 
 def serve(settings: Settings) -> int:
     """Run Flower in this process until it is told to stop. The login stays out of the argument list."""
@@ -16,7 +19,9 @@ def serve(settings: Settings) -> int:
     port = settings.flower.port or free_port(settings.flower.address)
     if password is None:
         print(f"Flower: http://{settings.flower.address}:{port}/ login {login}", flush=True)
-    make_app(settings).start(
+    app = make_app(settings)
+    app.conf.broker_transport_options |= OWN_UNACKED
+    app.start(
         [
             "flower",
             f"--address={settings.flower.address}",

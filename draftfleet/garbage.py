@@ -6,14 +6,17 @@ A message whose parts are wrong is refused by Celery, and one whose body is wron
 from __future__ import annotations
 
 import logging
-from json import JSONDecodeError
 from typing import Any
 
 from celery import bootsteps
 
 from draftfleet.logs import event
+from draftfleet.records import LONGEST_SHOWN
 
 log = logging.getLogger(__name__)
+
+WRONG = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+"""What Celery and kombu raise on an entry that is not JSON, not UTF-8, nested too deep, or of another shape."""
 
 
 class DropGarbage(bootsteps.StartStopStep):
@@ -37,14 +40,17 @@ def _drop(channel: Any) -> None:
         def __init__(self, payload: Any, channel: Any = None, **options: Any) -> None:
             try:
                 super().__init__(payload, channel=channel, **options)
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
+            except WRONG as error:
                 raise _NoMessage(repr(error)) from error
+            if self.content_type != "application/json":  # Celery hands raw bytes to code that expects JSON
+                raise _NoMessage(f"its content is {self.content_type!r}")
 
     def read_message() -> bool:
         try:
             return bool(read())
-        except (JSONDecodeError, UnicodeDecodeError, _NoMessage) as error:
-            log.error(event("message dropped", reason=f"an entry of the queue is no message of Celery: {error}"))
+        except (*WRONG, _NoMessage) as error:
+            said = f"an entry of the queue is no message of Celery: {str(error)[:LONGEST_SHOWN]}"
+            log.error(event("message dropped", reason=said))
             return True
 
     channel.handlers["BRPOP"], channel.Message = read_message, Message

@@ -171,9 +171,10 @@ def _every(run: Run, wanted: Filter) -> Iterator[Letter]:
     except CorruptFile as error:  # without these files nobody can tell which rows are dead
         yield Letter(run=run.name, batch="train-?", split="train", kind="unreadable", message=str(error))
         return
-    indexed = _indexed(run)
+    sizes = run.done_bytes()
+    indexed = _indexed(run, sizes)
     families: dict[str, list[str]] = {parent: [] for parent in split}
-    for batch in run.done():
+    for batch in sizes:
         parent = parent_of(batch)[0]
         if parent in families:
             families[parent].append(batch)
@@ -246,6 +247,11 @@ def _noted(run: Run, wanted: Filter) -> Iterator[Letter]:
             yield replace(_damaged(run, batch, error), worker=said["worker"], time=said["time"])
 
 
-def _indexed(run: Run) -> dict[str, Counts]:
-    """What the shard index knows; the footer of a shard says the rest."""
-    return {batch: entry.counts for batch, entry in run.index.read().items() if entry.counts}
+def _indexed(run: Run, sizes: Mapping[str, int]) -> dict[str, Counts]:
+    """What the shard index knows of shards that are still as long as it says; the others say it themselves."""
+    lines = run.index.read()
+    return {
+        batch: entry.counts
+        for batch, entry in lines.items()
+        if entry.counts is not None and entry.bytes == sizes.get(batch)
+    }

@@ -11,13 +11,14 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
 
-from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from draftfleet.names import NAME, NAME_RULE
+from draftfleet.redaction import redact
+from draftfleet.secrets import is_secret
 
 
 def unknown(path: str, source: str, fields: Mapping[str, FieldInfo]) -> str:
@@ -55,10 +56,16 @@ def explain(error: ErrorDetails, fields: Mapping[str, FieldInfo], file: Path) ->
     path = ".".join(map(str, error["loc"]))
     if error["type"] == "extra_forbidden":
         return unknown(path, str(file) if _is_in(file, error["loc"]) else "settings", fields)
-    secret = path in fields and SecretStr in get_args(fields[path].annotation)
-    shown = "(secret)" if secret else repr(error["input"])
+    shown = redact(repr(error["input"])) if _is_open(path, error["input"], fields) else "(secret)"
     is_name = error.get("ctx", {}).get("pattern") == NAME
     return f"settings: {path} = {shown}: {f'a name is {NAME_RULE}' if is_name else error['msg']}."
+
+
+def _is_open(path: str, value: object, fields: Mapping[str, FieldInfo]) -> bool:
+    """Whether a value may be shown. A whole section may hold a secret somewhere within, unless it is a number."""
+    if path in _sections(fields) and path not in fields:
+        return isinstance(value, int | float)
+    return any(path == known or path.startswith(f"{known}.") for known in fields if not is_secret(fields[known]))
 
 
 def _is_in(file: Path, key: tuple[int | str, ...]) -> bool:

@@ -10,11 +10,11 @@ from typing import Any, cast
 import redis
 from celery import Celery
 from kombu.exceptions import KombuError
-from redis.connection import parse_url
 
-from draftfleet import embedded
+from draftfleet import connection, control
 from draftfleet.claims import published_key
-from draftfleet.errors import QueueError, QueueRefused, SettingsError
+from draftfleet.control import Control, Priority
+from draftfleet.errors import QueueError
 from draftfleet.garbage import DropGarbage
 from draftfleet.records import SCHEMA_VERSION, BatchMessage, TrainMessage
 from draftfleet.runs import Run
@@ -25,6 +25,19 @@ TRAIN = "draftfleet.train"
 TRAIN_QUEUE = "train"
 PUBLISH_BATCH = 500
 """Messages per round trip to Redis."""
+
+STEPS: dict[Priority, int] = {"high": 0, "normal": 3, "low": 6}
+"""Priorities as kombu's Redis transport counts them: 0 goes first, whatever it says for other brokers. Each has a list
+of its own in Redis, `keys`; within one, what was begun goes first."""
+
+SEP = "\x06\x16"
+"""kombu's own, between a queue's name and a step; Flower looks for it too."""
+
+TRAIN_FIELD = "train:"
+"""In the hash of what was published: fields that begin so are drafters, the others are batches."""
+
+ENDED = -1
+"""Stands there for a drafter whose training ended by itself, well or not: it is not asked for again by itself."""
 
 
 def generate_queue(model: str) -> str:
@@ -37,58 +50,48 @@ def retry_queue(model: str) -> str:
     return f"generate-again.{model}"
 
 
-def redis_url(settings: Settings) -> str:
-    """`queue.url`, else the address of the embedded Valkey. Raises QueueError if there is neither."""
-    if settings.queue.url is not None:
-        return settings.queue.url.get_secret_value()
-    url = embedded.address(settings.queue.embedded_dir)
-    if url is None:
-        raise QueueError(
-            f"no Redis: queue.url is not set and no embedded Valkey was started in {settings.queue.embedded_dir}. "
-            "Run `draftfleet up`, or set queue.url = redis://user:password@host:6379/0."
-        )
-    return url
-
-
 def connect(settings: Settings) -> redis.Redis:
-    """A client that answered. Raises QueueError."""
-    url = redis_url(settings)
-    try:
-        client = redis.Redis.from_url(
-            url, decode_responses=True, socket_timeout=30, socket_connect_timeout=5, socket_keepalive=True
-        )
-    except ValueError:  # its text may quote the password
-        raise SettingsError(
-            "queue.url is no address of a Redis: write it as redis://user:password@host:6379/0, or rediss:// with TLS; "
-            "in a password, write : / @ as %3A %2F %40."
-        ) from None
+    """A client that answered. Raises QueueError, QueueRefused where waiting does not help, or SettingsError."""
+    url = connection.address(settings)
+    client = redis.Redis.from_url(
+        url,
+        decode_responses=True,
+        socket_timeout=30,
+        socket_connect_timeout=5,
+        socket_keepalive=True,
+        **connection.tls(settings) or {},
+    )
     try:
         client.ping()
-    except redis.AuthenticationError as error:
-        raise QueueRefused(f"Redis at {_shown(url)} refused the login: {error}. Check queue.url.") from None
+        connection.refuse_cluster(client, url)
     except (redis.RedisError, OSError) as error:
+        if refused := connection.refusal(error, url):
+            raise refused from None
         said = str(error).rstrip(".")
         raise QueueError(
-            f"Redis at {_shown(url)} does not answer: {said}. Start it (`draftfleet up` starts the embedded one) "
-            "or correct queue.url."
+            f"Redis at {connection.shown(url)} does not answer: {said}. Start it (`draftfleet up` starts the embedded "
+            "one) or correct queue.url."
         ) from None
     return client
 
 
 def make_app(settings: Settings) -> Celery:
     """The app of every process. Roles register their tasks on it under the names above."""
-    app = Celery("draftfleet", broker=redis_url(settings))
+    app = Celery("draftfleet", broker=connection.address(settings))
     app.conf.update(
         accept_content=["json"],
         task_serializer="json",
         broker_connection_max_retries=None,
         broker_connection_retry_on_startup=True,
+        broker_use_ssl=connection.tls(settings),
         broker_transport_options={
             "visibility_timeout": 21_600,
             "unacked_restore_interval": 5,
             "unacked_restore_throttle": 1,
             "unacked_mutex_expire": 15,
             "queue_order_strategy": "sorted",
+            "priority_steps": list(STEPS.values()),
+            "sep": SEP,
             "socket_timeout": 30,
             "socket_connect_timeout": 5,
             "socket_keepalive": True,
@@ -111,17 +114,28 @@ def make_app(settings: Settings) -> Celery:
 
 
 def publish(
-    app: Celery, client: redis.Redis, run: Run, model: str, batches: Iterable[str], *, retry: bool = False
+    app: Celery,
+    client: redis.Redis,
+    run: Run,
+    model: str,
+    batches: Iterable[str],
+    *,
+    retry: bool = False,
+    controlled: Control | None = None,
 ) -> int:
     """Put a reference to each batch into the model's queue, or into the one consumed first. Returns how many.
 
+    A run that is paused or cancelled gets none. `controlled` is what holds for the run; unset, it is read.
     If it raises QueueError, some of the last PUBLISH_BATCH may be queued: publish them all again.
     """
+    controlled = controlled or control.read(run)
+    if not controlled.is_running:
+        return 0
     queue = retry_queue(model) if retry else generate_queue(model)
     published = 0
     for chunk in chunks(batches):
         with _faults_told():
-            _publish_chunk(app, run, queue, chunk)
+            _publish_chunk(app, run, queue, chunk, STEPS[controlled.priority])
             note_published(client, run.run_id, chunk)
         published += len(chunk)
     return published
@@ -134,24 +148,34 @@ def chunks(batches: Iterable[str]) -> Iterator[list[str]]:
         yield chunk
 
 
-def _publish_chunk(app: Celery, run: Run, queue: str, batches: Sequence[str]) -> None:
+def _publish_chunk(app: Celery, run: Run, queue: str, batches: Sequence[str], step: int) -> None:
     with app.amqp.producer_pool.acquire(block=True) as producer, producer.batch(PUBLISH_BATCH):
         for batch in batches:
             message = BatchMessage(v=SCHEMA_VERSION, run_id=run.run_id, run=run.name, batch=batch)
             shown = f"{run.name} {batch}"
-            _send(app, producer, task=GENERATE, queue=queue, body=message.model_dump(), shown=shown)
+            _send(app, producer, task=GENERATE, queue=queue, body=message.model_dump(), shown=shown, step=step)
 
 
-def publish_training(app: Celery, run: Run, drafter: str) -> None:
+def publish_training(app: Celery, client: redis.Redis, run: Run, drafter: str) -> None:
     """Ask for a drafter to be trained. Asking twice is harmless: the task holds a claim. Raises QueueError."""
     message = TrainMessage(v=SCHEMA_VERSION, run_id=run.run_id, run=run.name, drafter=drafter)
     with _faults_told(), app.amqp.producer_pool.acquire(block=True) as producer:
         shown = f"{run.name} {drafter}"
-        _send(app, producer, task=TRAIN, queue=TRAIN_QUEUE, body=message.model_dump(), shown=shown)
+        _send(app, producer, task=TRAIN, queue=TRAIN_QUEUE, body=message.model_dump(), shown=shown, step=0)
+        note_published(client, run.run_id, [TRAIN_FIELD + drafter])
 
 
-def _send(app: Celery, producer: Any, *, task: str, queue: str, body: dict[str, Any], shown: str) -> None:
-    app.send_task(task, args=[body], queue=queue, producer=producer, argsrepr=shown, kwargsrepr="", ignore_result=True)
+def _send(app: Celery, producer: Any, *, task: str, queue: str, body: dict[str, Any], shown: str, step: int) -> None:
+    app.send_task(
+        task,
+        args=[body],
+        queue=queue,
+        producer=producer,
+        priority=step,
+        argsrepr=shown,
+        kwargsrepr="",
+        ignore_result=True,
+    )
 
 
 @contextmanager
@@ -167,17 +191,30 @@ def _faults_told() -> Generator[None]:
         raise QueueError(f"Redis failed in publishing messages: {error}. They may not be queued.") from error
 
 
-def note_published(client: redis.Redis, run_id: str, batches: Sequence[str]) -> None:
-    """Remember by Redis' clock when these batches were last published."""
+def note_published(client: redis.Redis, run_id: str, names: Sequence[str]) -> None:
+    """Remember by Redis' clock when these batches, or drafters with TRAIN_FIELD before them, were last published."""
     now_s, _ = client.time()
-    client.hset(published_key(run_id), mapping={batch: int(now_s) for batch in batches})
+    client.hset(published_key(run_id), mapping={name: int(now_s) for name in names})
+
+
+def forget_published(client: redis.Redis, run_id: str, batches: Sequence[str]) -> None:
+    """Their messages are gone: whoever compares storage and queue finds them missing at once."""
+    client.hdel(published_key(run_id), *batches)
+
+
+def note_ended(client: redis.Redis, run_id: str, drafter: str) -> None:
+    """The drafter's training ended by itself: only a person asks for it again."""
+    client.hset(published_key(run_id), TRAIN_FIELD + drafter, ENDED)
+
+
+def keys(queue: str) -> list[str]:
+    """The lists in Redis that make up a queue, the first to be consumed first."""
+    return [f"{queue}{SEP}{step}" if step else queue for step in STEPS.values()]
 
 
 def queued(client: redis.Redis, model: str) -> int:
     """Messages that wait for workers of this model."""
-    return int(client.llen(generate_queue(model))) + int(client.llen(retry_queue(model)))
-
-
-def _shown(url: str) -> str:
-    options = parse_url(url)
-    return f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
+    pipeline = client.pipeline(transaction=False)
+    for key in [*keys(retry_queue(model)), *keys(generate_queue(model))]:
+        pipeline.llen(key)
+    return sum(map(int, pipeline.execute()))

@@ -6,25 +6,29 @@ storage, for batches that nobody has, wherever their message went.
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 import redis
 from celery import Celery
 
-from draftfleet import again, settings
+from draftfleet import again, cleanup, control, settings
 from draftfleet.claims import Claims, Lapsed, published_key
+from draftfleet.control import Control
 from draftfleet.errors import CorruptFile, RunMissing, StorageError
 from draftfleet.index import fill
 from draftfleet.letters import note_unreadable
 from draftfleet.logs import event
-from draftfleet.names import parent_of, parts_of
-from draftfleet.queue import chunks, publish, publish_training, queued
-from draftfleet.records import Prompt, Sample
-from draftfleet.runs import Run
+from draftfleet.names import BATCH, NAME, parent_of, parts_of
+from draftfleet.queue import ENDED, TRAIN_FIELD, chunks, note_ended, publish, publish_training, queued
+from draftfleet.records import LONGEST_SHOWN, Prompt, Sample
+from draftfleet.runs import TOMBSTONES, Run
 from draftfleet.storage import Storage
 
 log = logging.getLogger(__name__)
@@ -52,12 +56,18 @@ class Reconciler:
         self._runs: dict[str, Run] = {}
         self._finished: dict[str, tuple[dict[str, Any], list[str]]] = {}
         self._owed: dict[str, deque[Lapsed]] = defaultdict(deque)
+        self._unseen: dict[str, set[str]] = {}
+
+    @property
+    def runs(self) -> list[Run]:
+        """Those that the last `discover` found."""
+        return list(self._runs.values())
 
     def discover(self) -> list[Run]:
         """The runs to look after, read from storage. One whose folder is gone may come back as another run."""
         names = set(self._storage.folders())
-        for name in set(self._runs) - names:
-            self._runs.pop(name, None)
+        deleted = {name.removesuffix(".json") for name in self._storage.list(TOMBSTONES)}
+        self._runs = {name: run for name, run in self._runs.items() if name in names and run.run_id not in deleted}
         for name in names - set(self._runs):
             try:
                 run = Run.open(self._storage, name)
@@ -65,7 +75,7 @@ class Reconciler:
                 continue
             if self._models is None or model_of(run) in self._models:
                 self._runs[name] = run
-        return list(self._runs.values())
+        return self.runs
 
     def sweep(self) -> int:
         """Publish again what dead holders left. Returns how many claims had lapsed. Redis alone, unless one had."""
@@ -78,15 +88,21 @@ class Reconciler:
             return 0
         try:
             self.discover()
+            cleanup.remove_keys(self._client, self._storage)
+            self.ask_for_trainings()
             return self._over_runs(self._republish)
         finally:
             if lock.owned():
                 lock.release()
 
+    def ask_for_trainings(self) -> int:
+        """Publish again the trainings whose message was lost. Returns how many."""
+        return self._over_runs(self._ask_for_trainings)
+
     def _over_runs(self, look: Callable[[Run], int]) -> int:
         """The sum over all runs. One whose files are at fault does not keep the others waiting."""
         total = 0
-        for run in list(self._runs.values()):
+        for run in self.runs:
             try:
                 total += look(run)
             except (StorageError, OSError) as error:
@@ -97,7 +113,8 @@ class Reconciler:
         """The claims are gone from Redis: one that cannot be seen to now is owed, and seen to at the next sweep."""
         lapsed = Claims(self._client, run.run_id, self._knobs, "reconciler").sweep()
         for claim in lapsed:
-            log.warning(event("claim lapsed", run=run.name, name=claim.name, attempts=claim.attempts))
+            name = claim.name[:LONGEST_SHOWN]
+            log.warning(event("claim lapsed", run=run.name, name=name, attempts=claim.attempts))
         owed = self._owed[run.run_id]
         owed.extend(lapsed)
         while owed:
@@ -110,21 +127,50 @@ class Reconciler:
         return len(lapsed)
 
     def _again(self, run: Run, claim: Lapsed) -> None:
-        if claim.name.startswith(TRAIN_CLAIM):
-            self._train_again(run, claim)
-        else:
+        if re.fullmatch(BATCH, claim.name):
             self._work_again(run, claim)
+        elif claim.name.startswith(TRAIN_CLAIM) and re.fullmatch(NAME, claim.name.removeprefix(TRAIN_CLAIM)):
+            self._train_again(run, claim)
+        else:  # whoever can write to Redis can put any name there, and names become paths
+            log.error(event("claim dropped", run=run.name, name=claim.name[:LONGEST_SHOWN], reason="no name of ours"))
 
     def _train_again(self, run: Run, claim: Lapsed) -> None:
         drafter = claim.name.removeprefix(TRAIN_CLAIM)
         if claim.attempts < self._knobs.max_attempts:
-            publish_training(self._app, run, drafter)
+            publish_training(self._app, self._client, run, drafter)
         else:
+            note_ended(self._client, run.run_id, drafter)
             log.error(event("training given up", run=run.name, drafter=drafter, attempts=claim.attempts))
+
+    def _ask_for_trainings(self, run: Run) -> int:
+        """Drafters that were asked for, are not finished, and whose message nobody has: Redis forgot that it was sent.
+
+        Only at the second look in a row: a trainer needs a moment to renew a claim that was forgotten, too. One that
+        was sent lately is in the queue. It may get lost on its way to a trainer: after `republish_s` it is sent again.
+        """
+        asked = _unfinished_drafters(run)
+        if not asked:
+            return 0
+        claimed = Claims(self._client, run.run_id, self._knobs, "reconciler").held()
+        stamps = self._client.hmget(published_key(run.run_id), [TRAIN_FIELD + drafter for drafter in asked])
+        now_s = int(self._client.time()[0])
+        lost = [
+            drafter
+            for drafter, stamp in zip(asked, stamps, strict=True)
+            if TRAIN_CLAIM + drafter not in claimed
+            and int(stamp or 0) != ENDED
+            and now_s - int(stamp or 0) > self._knobs.republish_s
+        ]
+        unseen, self._unseen[run.run_id] = self._unseen.get(run.run_id, set()), set(lost)
+        lost = [drafter for drafter in lost if drafter in unseen]
+        for drafter in lost:
+            publish_training(self._app, self._client, run, drafter)
+            log.warning(event("lost training asked for again", run=run.name, drafter=drafter))
+        return len(lost)
 
     def _work_again(self, run: Run, claim: Lapsed) -> None:
         parent, row = parent_of(claim.name)
-        if run.is_done(claim.name) or run.is_done(parent):
+        if run.is_done(claim.name) or run.is_done(parent) or not control.read(run).is_running:
             return
         if claim.attempts < self._knobs.max_attempts or (row is not None and claim.others):
             self._publish(run, [claim.name])
@@ -144,18 +190,22 @@ class Reconciler:
             log.warning(event("batch split", run=run.name, batch=claim.name, rows=len(prompts)))
 
     def _republish(self, run: Run) -> int:
+        controlled = control.read(run)
+        if not controlled.is_running:  # `resume` publishes what is outstanding then
+            return 0
         sealed = run.sealed()
         asked_again = again.names(run)  # a finished run gets work again by them
-        if sealed is not None and self._finished.get(run.name) == (sealed, asked_again):
+        if sealed is not None and self._finished.get(run.run_id) == (sealed, asked_again):
             return 0
         done = run.done_bytes()
         outstanding = run.outstanding(done)
         missing = self._missing(run, outstanding)
         if missing:
             log.warning(event("missing batches published again", run=run.name, batches=len(missing)))
-            self._publish(run, missing)
+            self._publish(run, missing, controlled)
         if fill(run, done) and sealed is not None and not outstanding:
-            self._finished[run.name] = sealed, asked_again
+            cleanup.tidy(self._client, run)
+            self._finished[run.run_id] = sealed, asked_again
         return len(missing)
 
     def _missing(self, run: Run, outstanding: Sequence[str]) -> list[str]:
@@ -173,13 +223,29 @@ class Reconciler:
             if batch not in claimed and now_s - int(stamp or 0) > patience_s
         ]
 
-    def _publish(self, run: Run, batches: Sequence[str]) -> None:
-        publish(self._app, self._client, run, model_of(run), batches, retry=True)
+    def _publish(self, run: Run, batches: Sequence[str], controlled: Control | None = None) -> None:
+        publish(self._app, self._client, run, model_of(run), batches, retry=True, controlled=controlled)
 
 
 def model_of(run: Run) -> str:
     """The model that a run asks for: it names the queue."""
     return str(run.info.content["target.model"])
+
+
+def _unfinished_drafters(run: Run) -> list[str]:
+    """Drafters that were asked for and whose training has not come to its end."""
+    try:
+        folders = [path.parent for path in run.drafter_dir(".").glob("*/drafter-settings.json")]
+    except StorageError:  # a storage without folders has no drafters
+        return []
+    return sorted(folder.name for folder in folders if not _is_finished(folder / "progress.json"))
+
+
+def _is_finished(progress: Path) -> bool:
+    try:
+        return bool(json.loads(progress.read_text())["finished"])
+    except (FileNotFoundError, ValueError, KeyError):
+        return False
 
 
 def _given_up(run: Run, claim: Lapsed, prompt: Prompt) -> Sample:

@@ -22,6 +22,9 @@ from draftfleet.names import BATCH, NAME, Split
 SCHEMA_VERSION = 1
 """Raised when a reader of the old form could misread the new one. Stands in messages, prompt shards and samples."""
 
+LONGEST_SHOWN = 100
+"""Characters that an error quotes of a key in a message: whoever wrote it may have meant to fill the log."""
+
 Outcome = Literal["ok", "truncated", "failed"]
 IdsSource = Literal["engine", "retokenized", "none"]
 
@@ -45,7 +48,7 @@ class BatchMessage(BaseModel):
     batch: str = Field(pattern=BATCH)
 
     @classmethod
-    def parse(cls, body: dict[str, Any]) -> Self:
+    def parse(cls, body: object) -> Self:
         """Raises QueueError on anything but a message of a version this worker knows."""
         return _parse(cls, body)
 
@@ -61,7 +64,7 @@ class TrainMessage(BaseModel):
     drafter: str = Field(pattern=NAME)
 
     @classmethod
-    def parse(cls, body: dict[str, Any]) -> Self:
+    def parse(cls, body: object) -> Self:
         """Raises QueueError on anything but a message of a version this trainer knows."""
         return _parse(cls, body)
 
@@ -69,12 +72,12 @@ class TrainMessage(BaseModel):
 M = TypeVar("M", bound="BatchMessage | TrainMessage")
 
 
-def _parse(model: type[M], body: dict[str, Any]) -> M:
+def _parse(model: type[M], body: object) -> M:
     try:
         message = model.model_validate(body)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
+        where = ".".join(map(str, first["loc"]))[:LONGEST_SHOWN] or "all of it"
         raise QueueError(
             f"a message in the queue is not a {model.__name__}: {where}: {first['msg']}. It was dropped."
         ) from None

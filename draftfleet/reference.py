@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import groupby
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, cast, get_args, get_origin
 
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
+from draftfleet.redaction import redact
 from draftfleet.settings import ENV_PREFIX, Section, Settings, describe
 
 SECRET = "(secret)"
-_USER_INFO = re.compile(r"(?<=://)[^/@\s]+@")
 _KINDS = {int: "whole number", float: "number", str: "text", bool: "true or false", SecretStr: "text, secret"}
 _BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 
@@ -72,8 +71,9 @@ draftfleet.toml                      [worker]
 ```
 
 `draftfleet settings` prints the values that hold now, as a settings file. An unknown key is an error that names its
-path and the nearest known key. Keep secrets (`queue.url`, `worker.api_key`, `flower.password`) in the environment:
-every user of a machine can see the flags of a process.
+path and the nearest known key. A secret (`queue.password`, `worker.api_key`, `flower.password` and what else is called
+so below) stands in the environment, in the settings file, or in a file of its own, which the knob with `_file` at its
+end names; given with `--set` it is refused, since every user of a machine can see the flags of a process.
 """
 
 
@@ -85,16 +85,20 @@ def _value(settings: Settings, path: str) -> Any:
     value: Any = settings
     for name in path.split("."):
         value = getattr(value, name)
+    return _open(value)
+
+
+def _open(value: Any) -> Any:
+    """Without secrets."""
     if isinstance(value, SecretStr):
         return SECRET
-    return _map_text(value, lambda text: _USER_INFO.sub("***@", text))
-
-
-def _map_text(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
-        return change(value)
+        return redact(value)
     if isinstance(value, list):
-        return [_map_text(one, change) for one in value]
+        return [_open(one) for one in cast(list[Any], value)]
+    if isinstance(value, dict):
+        texts = {key: _open(one) for key, one in cast(dict[str, Any], value).items()}
+        return SECRET if SECRET in texts.values() else texts
     return value
 
 
@@ -122,7 +126,7 @@ def _type_name(kind: Any) -> str:
     if origin is list:
         return f"list of {_type_name(inner[0])}"
     if origin is dict:
-        return "table"
+        return "table, secret" if SecretStr in inner else "table"
     if origin is not None:  # Annotated, where a bound stands inside an optional knob
         return _type_name(inner[0])
     return _KINDS[kind]

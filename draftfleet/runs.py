@@ -12,6 +12,8 @@
         index/PROCESS-000000.jsonl       one line per shard that the process put (draftfleet/index.py)
         ids/PROCESS-000000.parquet       the ids in the prompt shards, for the producer (producer/ids.py)
         drafters/NAME/                   checkpoints, logs, evaluation, exported folders of one drafter
+        control.json                     paused, cancelled, priority, budget: draftfleet.control
+        fleet.json                       what the run's workers agree on: draftfleet.fleet
 
 A batch holds prompts of one split, which its id begins with.
 """
@@ -20,36 +22,24 @@ from __future__ import annotations
 
 import json
 import time
-import uuid
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
-import draftfleet
 from draftfleet import index, shards
 from draftfleet.errors import CorruptFile, RunConflict, RunMissing
 from draftfleet.index import Entry, Index, Kind
 from draftfleet.names import parent_of, parts_of
 from draftfleet.outcomes import Counts
-from draftfleet.records import SCHEMA_VERSION, Prompt, Sample
+from draftfleet.records import Prompt, Sample
+from draftfleet.run_info import RunInfo
 from draftfleet.storage import Storage
 
 T = TypeVar("T")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunInfo:
-    """run.json. `content` is pinned: a resume with other content is refused. `provenance` says where it came from."""
-
-    run: str
-    run_id: str
-    schema_version: int
-    product_version: str
-    created_at: float
-    content: dict[str, Any]
-    provenance: dict[str, Any] = field(default_factory=dict[str, Any])
+TOMBSTONES = ".deleted"
+"""At the root of the storage: RUN_ID.json for each run that is being deleted, or was (draftfleet.deletion)."""
 
 
 class Run:
@@ -69,24 +59,11 @@ class Run:
 
         Raises RunConflict, naming each difference, if it exists with other content.
         """
-        info = RunInfo(
-            run=name,
-            run_id=uuid.uuid4().hex,
-            schema_version=SCHEMA_VERSION,
-            product_version=draftfleet.__version__,
-            created_at=time.time(),
-            content=content,
-            provenance=provenance,
-        )
-        if storage.put_if_absent(f"{name}/run.json", _json(asdict(info))):
+        info = RunInfo.new(name, content, provenance)
+        if storage.put_if_absent(f"{name}/run.json", info.to_json()):
             return cls(storage, info)
         run = cls.open(storage, name)
-        differences = [
-            f"  {key}: the run has {run.info.content.get(key)!r}, now {content.get(key)!r}"
-            for key in sorted(run.info.content.keys() | content.keys())
-            if run.info.content.get(key) != content.get(key)
-        ]
-        if differences:
+        if differences := run.info.differences(content):
             raise RunConflict(
                 f"run {name} exists with other settings:\n" + "\n".join(differences) + "\n"
                 "Samples of one run must be comparable: use these settings, or another run name."
@@ -94,8 +71,8 @@ class Run:
         return run
 
     @classmethod
-    def open(cls, storage: Storage, name: str) -> Self:
-        """Raises RunMissing, or CorruptFile."""
+    def open(cls, storage: Storage, name: str, *, even_deleted: bool = False) -> Self:
+        """Raises RunMissing, also where the run is being deleted, unless `even_deleted`; or CorruptFile."""
         try:
             raw = storage.read(f"{name}/run.json")
         except FileNotFoundError:
@@ -104,9 +81,17 @@ class Run:
                 "or point storage.url at the folder that holds it."
             ) from None
         try:
-            return cls(storage, RunInfo(**json.loads(raw)))
+            info = RunInfo.from_json(raw)
+            if info.run != name:  # its files would be looked for in that other folder
+                raise ValueError(f"it is of run {info.run!r}")
+            run = cls(storage, info)
         except (ValueError, TypeError) as error:
             raise CorruptFile(f"{storage.url}/{name}/run.json is not a run: {error}. Restore it from a copy.") from None
+        if not even_deleted and storage.exists(f"{TOMBSTONES}/{run.run_id}.json"):
+            raise RunMissing(
+                f"run {name} is being deleted: `draftfleet runs delete {name}` goes on with it; then the name is free."
+            )
+        return run
 
     # -- prompts
 
@@ -308,26 +293,6 @@ class Run:
     def drafter_dir(self, drafter: str) -> Path:
         """The folder of a drafter. The trainer needs a real one."""
         return self.storage.local(f"{self.name}/drafters/{drafter}")
-
-    def share_drafter(self, drafter: str, part: str) -> None:
-        """A subfolder of a drafter is finished: let all nodes see it as it is here."""
-        self.storage.share(f"{self.name}/drafters/{drafter}/{part}")
-
-    def fetch_drafter(self, drafter: str, part: str) -> None:
-        """Bring what other nodes have finished of a subfolder of a drafter."""
-        self.storage.fetch(f"{self.name}/drafters/{drafter}/{part}")
-
-    def drafters(self) -> list[str]:
-        """Names of the drafters that were asked for, in order."""
-        return sorted(self.storage.folders(f"{self.name}/drafters"))
-
-    def read_drafter(self, drafter: str, name: str) -> dict[str, Any] | None:
-        """A JSON file of a drafter's folder; None if it is not there. Raises CorruptFile."""
-        path = f"{self.name}/drafters/{drafter}/{name}"
-        try:
-            return self._parsed(path, lambda raw: cast(dict[str, Any], json.loads(raw)))
-        except FileNotFoundError:
-            return None
 
     def _parsed(self, path: str, parse: Callable[[bytes], T]) -> T:
         """Raises FileNotFoundError or CorruptFile."""

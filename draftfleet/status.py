@@ -13,11 +13,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from draftfleet import accounting, live
+from draftfleet import accounting, control, live
 from draftfleet.accounting import Accountant
+from draftfleet.drafters import names, read
 from draftfleet.errors import QueueError
-from draftfleet.queue import connect, make_app, publish, queued
-from draftfleet.reconcile import Reconciler, model_of
+from draftfleet.queue import connect, queued
+from draftfleet.reconcile import model_of
+from draftfleet.repair import publish_again
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.storage import open_storage
@@ -56,6 +58,7 @@ def collect(settings: Settings, accountant: Accountant) -> dict[str, Any]:
     state = accounting.to_json(accountant.account())
     run = accountant.run
     state["drafters"] = drafters(run)
+    state["control"] = control.read(run).model_dump()
     try:
         client = connect(settings)
         state["queue"] = {"waiting": queued(client, model_of(run)), "error": None}
@@ -69,9 +72,9 @@ def collect(settings: Settings, accountant: Accountant) -> dict[str, Any]:
 def drafters(run: Run) -> dict[str, Any]:
     """The live progress of each drafter of the run; step 0 for one that was asked for and has not begun."""
     found: dict[str, Any] = {}
-    for name in run.drafters():
-        if (pinned := run.read_drafter(name, "drafter-settings.json")) is not None:
-            progress = run.read_drafter(name, "progress.json")
+    for name in names(run):
+        if (pinned := read(run, name, "drafter-settings.json")) is not None:
+            progress = read(run, name, "progress.json")
             found[name] = progress or NOT_BEGUN | {"max_steps": pinned["trainer"]["max_steps"]}
     return found
 
@@ -98,12 +101,17 @@ def render(state: dict[str, Any]) -> RenderableType:
 def warnings(state: dict[str, Any]) -> list[str]:
     """What a person should know, each with what to do."""
     found: list[str] = []
-    batches = state["batches"]
+    batches, ordered = state["batches"], state["control"]
+    is_running = ordered["state"] == "running"
+    if not is_running:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ordered["since"]))
+        why = f": {ordered['reason']}" if ordered["reason"] else ""
+        found.append(f"the run is {ordered['state']} since {since}{why}. `draftfleet resume {state['run']}` goes on.")
     if state["queue"]["error"]:
         found.append(state["queue"]["error"])
     if batches["corrupt"]:
         names = ", ".join(batches["corrupt"][:5])
-        found.append(f"{len(batches['corrupt'])} shards cannot be read ({names}): run `draftfleet status --repair`.")
+        found.append(f"{len(batches['corrupt'])} shards cannot be read ({names}): run `draftfleet verify --repair`.")
     if batches["dead"]:
         found.append(f"{batches['dead']} rows were given up: see `draftfleet dead list`.")
     if state["mismatched"]:
@@ -118,7 +126,7 @@ def warnings(state: dict[str, Any]) -> list[str]:
         for server in worker["servers"]:
             if server["reason"]:
                 found.append(f"server {server['url']} is {server['state']}: {server['reason']}")
-    if state["pending"] and not state["workers"] and not state["queue"]["error"]:
+    if state["pending"] and is_running and not state["workers"] and not state["queue"]["error"]:
         found.append("rows are pending and no worker is there: start `draftfleet work --servers URL,...`.")
     return found
 
@@ -127,9 +135,7 @@ def _repair(settings: Settings, run: Run) -> None:
     moved = accounting.repair(run)
     for batch in moved:
         print(f"moved aside: shard {batch}", file=sys.stderr)
-    app, client = make_app(settings), connect(settings)
-    published = publish(app, client, run, model_of(run), moved, retry=True)
-    published += Reconciler(app, client, run.storage, settings.claims).republish()
+    published = publish_again(settings, run, moved)
     print(f"{len(moved)} shards moved aside, {published} batches published again", file=sys.stderr)
 
 
@@ -139,13 +145,19 @@ def _watch(settings: Settings, accountant: Accountant) -> int:
             state = collect(settings, accountant)
             display.update(render(state), refresh=True)
             trained = all(progress["finished"] for progress in state["drafters"].values())
-            if state["expected"] is not None and not state["pending"] and trained:
+            is_over = state["expected"] is not None and not state["pending"]
+            if trained and (is_over or state["control"]["state"] == "cancelled"):
                 return 0
             time.sleep(WATCH_S)
 
 
 def _rows(state: dict[str, Any]) -> Table:
-    table = Table(title=f"run {state['run']}", title_justify="left")
+    ordered = state["control"]
+    said = [ordered["state"]] if ordered["state"] != "running" else []
+    said += [f"{ordered['priority']} priority"] if ordered["priority"] != "normal" else []
+    said += [f"budget {ordered['token_budget']:,} tokens"] if ordered["token_budget"] else []
+    title = f"run {state['run']}" + (f" ({', '.join(said)})" if said else "")
+    table = Table(title=title, title_justify="left")
     columns = ("ok", "truncated", "failed", "pending", "tokens")
     for name in ("expected", *columns, "batches done", "queue"):
         table.add_column(name, justify="right")

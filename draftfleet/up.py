@@ -52,7 +52,7 @@ class Stack:
                 self.settings = _with(self.settings, "queue", url=server.url)
             self._start_flower(starting)
             if self.settings.worker.servers:
-                self._start("work", starting, grace_s=self.settings.worker.drain_s + 15)
+                self._start("work", starting, grace_s=self.settings.worker.longest_stop_s)
             self._start("trainer", starting, grace_s=60)
             self._exit = starting.pop_all()
         return self
@@ -89,7 +89,8 @@ class Stack:
         port = knobs.port if knobs.port and is_free(knobs.address, knobs.port) else free_port(knobs.address)
         password = knobs.password.get_secret_value() if knobs.password else secrets.token_urlsafe(12)
         self.settings = _with(self.settings, "flower", port=port, password=password)
-        self.flower_url, self.flower_login = f"http://{knobs.address}:{port}/", f"{knobs.user}:{password}"
+        self.flower_url = f"http://{knobs.address}:{port}/"
+        self.flower_login = knobs.user if knobs.password else f"{knobs.user}:{password}"
         self._start("flower", starting, grace_s=5)
         self._wait_for_flower(knobs.address, port)
 
@@ -102,7 +103,9 @@ class Stack:
 
     def _start(self, verb: str, starting: ExitStack, *, grace_s: float) -> None:
         argv = [sys.executable, "-m", "draftfleet", verb]
-        child = children.spawn(argv, log=self.logs / f"{verb}.log", env=environment(self.settings))
+        log = (self.logs / f"{verb}.log").absolute()
+        settings = _with(self.settings, "logs", file=str(log))  # which rotates it, what is only printed included
+        child = children.spawn(argv, log=log, env=environment(settings))
         self._children[verb] = child
         starting.callback(children.stop, child, grace_s=grace_s)
 

@@ -23,8 +23,8 @@ from typing import Any
 import redis
 from tenacity import RetryCallState, retry, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
+from draftfleet import fleet, orders, tokens
 from draftfleet import settings as sections
-from draftfleet import tokens
 from draftfleet.errors import QueueError, RunMissing, SettingsError, TargetError
 from draftfleet.logs import event
 from draftfleet.queue import connect, make_app, publish
@@ -61,6 +61,8 @@ def produce(settings: Settings, *, progress: bool) -> Report:
     with watched(source, reading, enabled=progress), _queue_faults():
         run, prompts = _open_run(shared, settings, source, iter(reading))
         with Lease(client, run, settings.claims) as lease:
+            fleet.describe(run, settings)
+            orders.begin(settings, run, client)
             Reconciler(app, client, shared, settings.claims, [settings.model]).republish()
             publish_batches = _patient(partial(publish, app, client, run, settings.model), settings.claims.ttl_s)
             return fill(

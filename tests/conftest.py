@@ -47,7 +47,8 @@ def storage(tmp_path: Path) -> FileStorage:
 
 @pytest.fixture
 def settings(redis_server: Embedded, storage: FileStorage) -> Settings:
-    return load(flags={"queue.url": redis_server.url, "storage.url": storage.url, "target.model": MODEL, "run": "run"})
+    knobs = {"queue.url": redis_server.url, "storage.url": storage.url, "target.model": MODEL, "run": "run"}
+    return load(flags=knobs | {"storage.min_free_gb": 0})  # however full the disk of the tests is
 
 
 @pytest.fixture
@@ -83,6 +84,8 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"http://127.0.0.1:{port['s3.port']}"
     finally:
         children.stop(server, grace_s=0)
+        for name in names:  # where it makes them cannot be told
+            Path(f"/tmp/seaweedfs-{name.partition('.')[0]}-grpc-{port[f'{name}.grpc']}.sock").unlink(missing_ok=True)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
@@ -17,11 +18,13 @@ from kombu.exceptions import OperationalError
 
 from draftfleet.errors import DraftfleetError
 from draftfleet.logs import event
+from draftfleet.metrics import served
 from draftfleet.program import program, wait_for_redis
 from draftfleet.queue import TRAIN_QUEUE, make_app
 from draftfleet.reconcile import Reconciler
 from draftfleet.settings import Settings
 from draftfleet.storage import open_storage, probe
+from trainer.scrape import TrainingCollector
 from trainer.tasks import Node, register
 
 log = logging.getLogger(__name__)
@@ -41,13 +44,15 @@ def serve(settings: Settings) -> int:
         if client is None:
             return 0
         host = socket.gethostname()
-        node = Node(settings, app, client, storage, f"trainer-{os.getpid()}@{host}", stop)
+        shown = TrainingCollector(host)
+        node = Node(settings, app, client, storage, f"trainer-{os.getpid()}@{host}", stop, shown)
         register(node)
         worker = program(app, node.owner, [TRAIN_QUEUE], concurrency=1)
         sweeper = threading.Thread(target=_sweep, args=(node,), name="sweep", daemon=True)
         sweeper.start()
         log.info(event("trainer started", process=node.owner, storage=storage.url))
-        worker.start()
+        with served(settings.trainer.metrics_address, settings.trainer.metrics_port, shown):
+            worker.start()
         stop.set()
         sweeper.join()
         log.info(event("trainer ended", process=node.owner))
@@ -74,11 +79,15 @@ def _signals(stop: threading.Event) -> Generator[None]:
 def _sweep(node: Node) -> None:
     """Have what dead holders left asked for again, trainings among it."""
     reconciler = Reconciler(node.app, node.client, node.storage, node.settings.claims)
-    fault = ""
+    fault, due = "", 0.0
     while not node.stop.wait(node.settings.claims.sweep_s):
         try:
+            node.shown.look()
             reconciler.discover()
             reconciler.sweep()
+            if time.monotonic() >= due:
+                reconciler.ask_for_trainings()
+                due = time.monotonic() + node.settings.claims.reconcile_s
             fault = ""
         except (redis.RedisError, OperationalError, DraftfleetError, OSError) as error:
             if fault != (fault := str(error)):  # an outage is said once, not at each look

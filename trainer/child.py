@@ -15,7 +15,7 @@ from pathlib import Path
 
 import redis
 
-from draftfleet import children
+from draftfleet import children, drafters
 from draftfleet.claims import Claims, Holding
 from draftfleet.errors import SettingsError, TrainingError
 from draftfleet.logs import event
@@ -89,7 +89,7 @@ def supervise(
     Raises TrainingError, with what the child said last, if it failed.
     """
     drafter = settings.trainer.drafter
-    run.fetch_drafter(drafter, "checkpoints")
+    drafters.fetch(run, drafter, "checkpoints")
     output = run.drafter_dir(drafter) / "train.log"
     said_before = output.stat().st_size if output.exists() else 0
     child = children.spawn(

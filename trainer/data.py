@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from draftfleet import control
 from draftfleet.errors import CorruptFile, TrainingError
 from draftfleet.logs import event
 from draftfleet.names import is_again, parent_of, split_of
@@ -249,7 +250,9 @@ class Feed:
         return Look(list(self._fetched), complete=finished and not new, stop=False)
 
     def _run_is_finished(self) -> bool:
-        """Whether no more shards of training rows will come."""
+        """Whether no more shards of training rows will come: a run that was cancelled ends with what there is."""
+        if control.read(self._run).state == "cancelled":
+            return True
         return self._run.sealed() is not None and all(split_of(batch) != "train" for batch in self._run.outstanding())
 
     def _read(self, batch: str) -> list[Sample] | None:
@@ -303,8 +306,13 @@ class Feed:
         for shards in journal.admissions:
             self._admit(shards)
         self.journal.complete = journal.complete
-        if self.journal.complete and self._team.leads:
-            self._count_heldout(self._run.done())
+        if self.journal.complete and self._team.leads:  # nobody looks for new shards any more
+            done = self._run.done()
+            self._count_heldout(done)
+            known = {shard for shards in journal.admissions for shard in shards}
+            for batch in done:
+                if split_of(batch) == "train" and batch not in known:
+                    self._read(batch)
 
     def _refuse_if_empty(self) -> None:
         if not self._admitted:

@@ -31,7 +31,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from draftfleet import tokens
+from draftfleet import drafters, tokens
 from draftfleet.errors import DrafterError, TargetError, TrainingError
 from draftfleet.logs import event
 from draftfleet.names import is_again, split_of
@@ -100,7 +100,7 @@ def evaluate(settings: Settings, *, progress: bool) -> Evaluation:
     started = time.monotonic()
     run = Run.open(open_storage(settings.storage), settings.run)
     home = run.drafter_dir(settings.trainer.drafter)
-    run.fetch_drafter(settings.trainer.drafter, "checkpoints")
+    drafters.fetch(run, settings.trainer.drafter, "checkpoints")
     found = checkpoint.latest(home)
     if found is None:
         raise DrafterError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from kombu.exceptions import OperationalError
 from draftfleet.claims import Claims, Held, Taken
 from draftfleet.errors import CorruptFile, QueueError, RunMissing
 from draftfleet.logs import event
-from draftfleet.queue import TRAIN, connect, make_app, publish_training
+from draftfleet.queue import TRAIN, connect, make_app, note_ended, publish_training
 from draftfleet.reconcile import TRAIN_CLAIM
 from draftfleet.records import TrainMessage
 from draftfleet.runs import Run
@@ -23,6 +23,7 @@ from draftfleet.settings import Settings
 from draftfleet.storage import Storage, open_storage
 from trainer.child import Claim, check_processes, supervise
 from trainer.pinned import pin, with_pinned
+from trainer.scrape import TrainingCollector
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +38,12 @@ def enqueue(settings: Settings) -> str:
     """
     check_processes(settings.trainer.processes, settings.trainer.accumulation)
     run = Run.open(open_storage(settings.storage), settings.run)
-    connect(settings).close()
+    client = connect(settings)
     drafter = settings.trainer.drafter
     pin(run, settings)
     with make_app(settings) as app:
-        publish_training(app, run, drafter)
+        publish_training(app, client, run, drafter)
+    client.close()
     log.info(event("training asked for", run=run.name, drafter=drafter))
     return f"training of drafter {drafter} of run {run.name} is in the queue; it goes to {run.drafter_dir(drafter)}."
 
@@ -56,12 +58,13 @@ class Node:
     storage: Storage
     owner: str
     stop: threading.Event
+    shown: TrainingCollector
 
 
 def register(node: Node) -> None:
     """Put the task on the node's app."""
 
-    def train(task: Task[Any, Any], body: dict[str, Any]) -> str:
+    def train(task: Task[Any, Any], body: object) -> str:
         def report(text: str) -> None:
             try:
                 task.send_event("task-progress", result=text)
@@ -73,14 +76,14 @@ def register(node: Node) -> None:
     node.app.task(name=TRAIN, bind=True)(train)
 
 
-def train_drafter(node: Node, body: Mapping[str, Any], report: Callable[[str], object]) -> str:
+def train_drafter(node: Node, body: object, report: Callable[[str], object]) -> str:
     """Train the drafter that a message names. Returns how it ended, for Flower.
 
     A message that is not for this storage, or whose drafter another trainer is at work on, is dropped. Raises
     TrainingError if the training fails; the next `draftfleet train` goes on from its latest checkpoint.
     """
     try:
-        message = TrainMessage.parse(dict(body))
+        message = TrainMessage.parse(body)
         run = Run.open(node.storage, message.run)
         if run.run_id != message.run_id:
             raise RunMissing(f"run {message.run} in {node.storage.url} is another run of that name: {run.run_id}.")
@@ -96,6 +99,7 @@ def train_drafter(node: Node, body: Mapping[str, Any], report: Callable[[str], o
     if isinstance(taken, Held):
         log.info(event("message dropped", run=run.name, drafter=message.drafter, at_work=taken.owner))
         return f"dropped: {taken.owner} is at work on it"
+    node.shown.show(run, message.drafter)
     claim = Claim(claims, name, taken.token, node.settings.claims.renew_s)
     try:
         return supervise(run, settings, claim, stop=node.stop, report=report)
@@ -119,8 +123,10 @@ def _give_back(node: Node, run: Run, claim: Claim, drafter: str) -> None:
     try:
         released = claim.release()
         if node.stop.is_set() and released:
-            publish_training(node.app, run, drafter)
+            publish_training(node.app, node.client, run, drafter)
             log.info(event("training put back", run=run.name, drafter=drafter))
+        elif released:  # finished, or failed in a way that another try does not mend
+            note_ended(node.client, run.run_id, drafter)
     except (redis.RedisError, QueueError) as error:
         # The claim lapses, and whoever sweeps it asks for the training again.
         log.warning(event("claim not released", run=run.name, drafter=drafter, error=error))

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from draftfleet import children, logs
+from draftfleet import children, drafters, logs
 from draftfleet.claims import Claims
 from draftfleet.errors import DrafterError, DraftfleetError, QueueError, TrainingError
 from draftfleet.logs import event
@@ -129,7 +129,7 @@ def fit(
                     keep=knobs.keep_checkpoints,
                     may_put=may_put,
                 )
-                run.share_drafter(knobs.drafter, "checkpoints")
+                drafters.share(run, knobs.drafter, "checkpoints")
                 meter.saved(state, feed)
 
         while state.step < knobs.max_steps and not stopping:

@@ -12,9 +12,11 @@ from typing import cast
 import redis
 from celery import Celery
 
-from draftfleet import live, tokens
+from draftfleet import budget, live, tokens
+from draftfleet.budget import Budgets
 from draftfleet.errors import SettingsError
 from draftfleet.logs import event
+from draftfleet.metrics import served
 from draftfleet.program import program, wait_for_redis
 from draftfleet.queue import generate_queue, make_app, retry_queue
 from draftfleet.reconcile import Reconciler
@@ -22,8 +24,11 @@ from draftfleet.settings import Settings
 from draftfleet.storage import Storage, open_storage, probe
 from workers import dialects
 from workers.addresses import expand
+from workers.control import LOOK_S
+from workers.guard import SPACE_S
 from workers.intake import end_when_drained, gate
 from workers.loop import Chore
+from workers.metrics import NodeCollector
 from workers.node import Node
 from workers.node_lock import NodeLock
 from workers.report import FLOWER_S, Reporter
@@ -41,7 +46,7 @@ def work(settings: Settings, reload: Callable[[], Settings] | None = None) -> in
     settings = _with_servers(settings)
     app = make_app(settings)
     storage = open_storage(settings.storage)
-    with NodeLock() as lock, Signals(None if reload is None else lambda: node.reload(_with_servers(reload()))) as told:
+    with NodeLock() as lock, Signals() as told:
         for address in expand(settings.worker.servers):
             lock.take(address.url)
         client = wait_for_redis(settings, told.stopping)
@@ -49,7 +54,10 @@ def work(settings: Settings, reload: Callable[[], Settings] | None = None) -> in
             return 0
         tokenizer = tokens.load(settings.target.path) if settings.target.path else None
         node = Node(settings, app, client, storage, lock=lock, tokenizer=tokenizer)
-        told.on_stop = lambda: node.drain(settings.worker.drain_s)
+        told.listen(
+            lambda: node.drain(settings.worker.drain_s),
+            None if reload is None else lambda: node.reload(_with_servers(reload())),
+        )
         if told.stopping.is_set():
             return 0
         try:
@@ -64,7 +72,14 @@ def work(settings: Settings, reload: Callable[[], Settings] | None = None) -> in
 def _work(node: Node, app: Celery, storage: Storage) -> int:
     hostname = f"worker-{os.getpid()}@{node.host}"
     reporter = Reporter(node, hostname)
-    with _chores(Chore("report", live.PUBLISH_S, reporter.report, at_once=True)):
+    knobs = node.settings.worker
+    with (
+        served(knobs.metrics_address, knobs.metrics_port, NodeCollector(node)),
+        _chores(
+            Chore("report", live.PUBLISH_S, reporter.report, at_once=True),
+            Chore("orders", LOOK_S, node.orders.look),
+        ),
+    ):
         try:
             node.guard.run("probing the storage", lambda: probe(storage))
             node.wait_ready()
@@ -80,11 +95,15 @@ def _duties(node: Node, reporter: Reporter, storage: Storage) -> list[Chore]:
     """What goes on beside the work, each in a thread of its own: none may hold up another."""
     knobs = node.settings.claims
     reconciler = Reconciler(node.app, node.redis, storage, knobs, [node.model])
+    budgets = Budgets(node.redis, node.model)
+    least = node.settings.storage.min_free_gb
     return [
+        Chore("space", SPACE_S, lambda: node.guard.watch(storage, least), at_once=True),
         Chore("renew", knobs.renew_s, node.holdings.renew),
         Chore("checkpoint", node.settings.worker.checkpoint_interval_s, node.holdings.checkpoint),
         Chore("progress", FLOWER_S, reporter.progress),
         Chore("sweep", knobs.sweep_s, lambda: (reconciler.discover(), reconciler.sweep())),
+        Chore("budgets", budget.LOOK_S, lambda: budgets.check(reconciler.runs)),
         Chore("reconcile", knobs.reconcile_s, reconciler.republish, at_once=True),
     ]
 

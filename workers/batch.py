@@ -64,6 +64,7 @@ class Row:
     breaks: int = 0
     deaths: int = 0
     avoid: str = ""
+    since: float = field(default_factory=time.monotonic)
 
     @property
     def is_suspect(self) -> bool:
@@ -72,6 +73,11 @@ class Row:
     @property
     def is_accused(self) -> bool:
         return self.deaths >= ACCUSED_DEATHS
+
+    def moved(self) -> float:
+        """It begins to wait, or to be asked. Returns for how many seconds it did the other."""
+        before, self.since = self.since, time.monotonic()
+        return self.since - before
 
 
 @dataclass(slots=True, eq=False)
@@ -90,6 +96,7 @@ class Batch:
     is_submitted: bool = False
     finished: dict[str, Sample] = field(default_factory=dict[str, Sample])
     stopped: str | None = None
+    is_retired: bool = False
     num_saved: int = 0
     _unsaved: list[Sample] = field(default_factory=list[Sample])
     _is_open: bool = False

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import aiohttp
 import httpx2
-from openai import (
-    APIConnectionError,
-    APIStatusError,
-    AsyncOpenAI,
-    DefaultAioHttpClient,
-)
+from openai import DefaultAioHttpClient
 
 from draftfleet.errors import Transient
 from draftfleet.settings import Worker
@@ -24,6 +21,9 @@ log = logging.getLogger(__name__)
 PROBE_TIMEOUT_S = 10.0
 MAX_CONNECTIONS = 10_000
 """Beyond any number of slots, so that a request never waits for a connection of another server."""
+
+NO_ANSWER = (httpx2.HTTPError, aiohttp.ClientError, OSError)
+"""What a request raises that got none. The transport lets some errors of aiohttp through as they are (openai 3.57)."""
 
 Answer = tuple[int, Mapping[str, str], bytes]
 """HTTP status, headers, body."""
@@ -47,28 +47,29 @@ class Unreachable(Exception):
 
 
 class Client:
-    """To be made in the event loop that uses it. The SDK's own retries are off: they send timed-out work again."""
+    """To be made in the event loop that uses it. Nothing here retries: who asks decides what is asked again, and where.
+
+    Requests go over the SDK's aiohttp transport and not through its `AsyncOpenAI`: that walks the body by its types and
+    builds URL and headers anew, 0.4 ms of CPU a request (benchmarks/results/client_cpu_2-core-cpu_2026-11-30.md).
+    """
 
     def __init__(self, knobs: Worker) -> None:
         self._knobs = knobs
-        self._key = knobs.api_key.get_secret_value() if knobs.api_key else "none"
         self._http = DefaultAioHttpClient(
             limits=httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS),
             timeout=httpx2.Timeout(knobs.request_timeout_s, connect=knobs.connect_timeout_s),
         )
-        self._sdk: dict[str, AsyncOpenAI] = {}
+        self._asks: dict[str, tuple[httpx2.URL, dict[str, str]]] = {}
 
     async def complete(self, url: str, body: dict[str, Any]) -> Answer:
-        """POST /v1/chat/completions. Raises Transient if there was no answer.
-
-        The body goes as it is and the answer stays bytes: `create` walks the messages by their types, raw response or
-        not (1.0 ms of CPU a request against 0.6, openai 3.57).
-        """
+        """POST /v1/chat/completions. Raises Transient if there was no answer."""
+        if url not in self._asks:
+            headers = {"Authorization": f"Bearer {self._key(url)}", "Content-Type": "application/json"}
+            self._asks[url] = httpx2.URL(f"{url}/v1/chat/completions"), headers
+        address, headers = self._asks[url]
         try:
-            response = await self._client(url).post("/chat/completions", cast_to=httpx2.Response, body=body)
-        except APIStatusError as error:
-            return error.status_code, error.response.headers, error.response.content
-        except APIConnectionError as error:
+            response = await self._http.post(address, content=json.dumps(body).encode(), headers=headers)
+        except NO_ANSWER as error:
             # The aiohttp transport calls every lost connection a ConnectTimeout: its causes tell the two apart.
             causes = list(_causes(error))
             if any(isinstance(cause, TimeoutError) for cause in causes):
@@ -82,7 +83,7 @@ class Client:
 
     async def look(self, url: str) -> Look:
         """GET /v1/models, and /metrics where there is one. Raises Unreachable."""
-        response = await self._get(f"{url}/v1/models")
+        response = await self._get(url, "/v1/models")
         if response.status_code != 200:
             raise Unreachable(f"GET /v1/models answered {response.status_code}", refused=False)
         try:
@@ -91,32 +92,26 @@ class Client:
             raise Unreachable("GET /v1/models answered something that is no JSON", refused=False) from None
         if not isinstance(models, dict):
             raise Unreachable("GET /v1/models answered no JSON object", refused=False)
-        metrics = await self._get(f"{url}/metrics")
+        metrics = await self._get(url, "/metrics")
         return Look(models, metrics.text if metrics.status_code == 200 else "", response.headers)
 
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def _get(self, url: str) -> httpx2.Response:
+    def _key(self, server: str) -> str:
+        return self._knobs.key(server) or "none"
+
+    async def _get(self, server: str, path: str) -> httpx2.Response:
         try:
             return await self._http.get(
-                url, headers={"Authorization": f"Bearer {self._key}"}, timeout=httpx2.Timeout(PROBE_TIMEOUT_S)
+                f"{server}{path}",
+                headers={"Authorization": f"Bearer {self._key(server)}"},
+                timeout=httpx2.Timeout(PROBE_TIMEOUT_S),
             )
         except httpx2.HTTPError as error:
             causes = list(_causes(error))
             refused = any(isinstance(cause, OSError) and cause.errno == errno.ECONNREFUSED for cause in causes)
             raise Unreachable(str(causes[-1]) or repr(causes[-1]), refused=refused) from None
-
-    def _client(self, url: str) -> AsyncOpenAI:
-        if url not in self._sdk:
-            self._sdk[url] = AsyncOpenAI(
-                api_key=self._key,
-                base_url=f"{url}/v1",
-                http_client=self._http,
-                max_retries=0,
-                timeout=httpx2.Timeout(self._knobs.request_timeout_s, connect=self._knobs.connect_timeout_s),
-            )
-        return self._sdk[url]
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

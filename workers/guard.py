@@ -1,4 +1,7 @@
-"""What the node does while the shared folder cannot be written: it pauses, says so, and tries again until it can."""
+"""What the node does while the shared storage cannot be written: it pauses, says so, and tries again until it can.
+
+It pauses before the folder is full, too: what is left then is for the rows that are in flight.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import TypeVar
 
 from draftfleet.errors import StorageUnreadable, StorageUnwritable
 from draftfleet.logs import event
+from draftfleet.storage import Storage
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -21,6 +25,13 @@ PAUSING = (StorageUnwritable, StorageUnreadable, OSError)
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 20.0
 SAY_AGAIN_S = 60.0
+
+GB = 1e9
+SPACE_S = 5.0
+"""Seconds between two looks at the free space."""
+
+GOES_ON = 1.1
+"""So much more than the least must be free before a node goes on, or it would start and stop all the time."""
 
 
 class Guard:
@@ -34,6 +45,7 @@ class Guard:
         self._since = 0.0
         self._said = 0.0
         self._error = ""
+        self._is_short = False
 
     @property
     def reason(self) -> str:
@@ -67,6 +79,22 @@ class Guard:
             if waiting:
                 self._unblock()
 
+    def watch(self, storage: Storage, min_free_gb: float) -> None:
+        """A chore: pause while the folder has less room than this. Nothing that is written meanwhile waits for it."""
+        try:
+            free_bytes = storage.free_bytes() if min_free_gb else None
+        except StorageUnreadable:  # whoever needs it says so
+            return
+        if free_bytes is None:
+            return
+        if not self._is_short and free_bytes < min_free_gb * GB:
+            self._is_short = self._block()
+        elif self._is_short and free_bytes >= min_free_gb * GB * GOES_ON:
+            self._is_short = False
+            self._unblock()
+        if self._is_short:
+            self._say("looking at the free space", _short(storage, free_bytes, min_free_gb))
+
     def give_up(self) -> None:
         """The worker is told to stop: nobody waits for the folder any longer."""
         self._stopping.set()
@@ -96,3 +124,10 @@ class Guard:
                 self._said = now
         if due:
             log.error(event("worker paused", at=what, seconds=now - self._since, error=str(error)))
+
+
+def _short(storage: Storage, free_bytes: int, min_free_gb: float) -> StorageUnwritable:
+    return StorageUnwritable(
+        f"{storage.url} has {free_bytes / GB:.2f} GB left, and storage.min_free_gb = {min_free_gb:g}: make room. "
+        "Rows in flight are still written, no new ones are asked; work goes on by itself."
+    )

@@ -16,6 +16,7 @@ from draftfleet.records import Sample
 from workers.batch import Batch
 from workers.guard import Guard
 from workers.partials import Partials
+from workers.tally import Tally
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +30,10 @@ class Holdings:
     `on_lost` is called, from the thread that renews, with a batch whose claim another process has now.
     """
 
-    def __init__(self, guard: Guard, on_lost: Callable[[Batch], object]) -> None:
+    def __init__(self, guard: Guard, on_lost: Callable[[Batch], object], tally: Tally | None = None) -> None:
         self._guard = guard
         self._on_lost = on_lost
+        self._tally = tally or Tally()
         self._lock = threading.Lock()
         self._freed = threading.Condition(self._lock)
         self._saving = threading.Lock()
@@ -103,6 +105,7 @@ class Holdings:
             if renewal == "retaken":
                 batch.claims.release(batch.name, batch.token)
             return
+        self._tally.claim("lost" if renewal == "lost" else "retaken")
         log.warning(event(f"claim {renewal}", run=batch.run.name, batch=batch.name, attempt=batch.attempt))
         if renewal == "lost":
             self._on_lost(batch)
@@ -122,6 +125,7 @@ class Holdings:
             for partials, rows in by_partials.items():
                 flat = [sample for _, samples in rows for sample in samples]
                 self._guard.run("writing finished rows", lambda p=partials, f=flat: p.write(f))
+                self._tally.checkpoint(len(flat))
                 for batch, samples in rows:
                     batch.saved(samples)
             with self._lock:

@@ -16,15 +16,13 @@ from celery import bootsteps
 from celery.worker import state as worker_state
 
 from draftfleet.logs import event
+from draftfleet.settings.sections import WARM_END_S
 from workers.node import Node
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
 """How often the consumer looks at the gate, and whether the node has drained."""
-
-WARM_END_S = 20.0
-"""After the node has drained, how long Celery may take to end before the process is ended."""
 
 
 def gate(node: Node) -> type[bootsteps.StartStopStep]:

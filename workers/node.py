@@ -22,12 +22,14 @@ from draftfleet.logs import event
 from draftfleet.records import BatchMessage
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
+from draftfleet.settings.sections import TASKS_END_S
 from draftfleet.storage import Storage
 from draftfleet.tokens import TargetTokenizer
 from workers.addresses import Address, expand
 from workers.batch import Batch, Content
 from workers.clearance import Clearance
 from workers.client import Client
+from workers.control import Orders
 from workers.generate import Generator
 from workers.guard import Guard
 from workers.holdings import Holdings
@@ -37,11 +39,9 @@ from workers.partials import Partials
 from workers.pool import Pool
 from workers.servers import Server, Servers
 from workers.suspects import Suspects
+from workers.tally import Tally
 
 log = logging.getLogger(__name__)
-
-TASKS_END_S = 30.0
-"""After a drain, how long the tasks may take to give their batches back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,18 @@ class Node:
         self.drained = threading.Event()
         self.loop = Loop()
         self.guard = Guard(self._storage_changed)
-        self.holdings = Holdings(self.guard, on_lost=lambda batch: batch.stop("lost"))
+        self.tally = Tally()
+        self.holdings = Holdings(self.guard, on_lost=lambda batch: batch.stop("lost"), tally=self.tally)
         self.suspects = Suspects(self.draining)
+        self.orders = Orders(
+            client,
+            self.process,
+            self.holdings,
+            let_go=lambda batches, patience_s: self.loop.run(self.pool.retire(batches, patience_s)),
+            drain=lambda: self.drain(settings.worker.drain_s),
+            on_change=lambda: self.loop.call(self.pool.fill),
+            patience_s=settings.worker.drain_s,
+        )
         self._lock = lock
         self._runs: dict[tuple[str, str], OpenRun] = {}
         self._runs_lock = threading.Lock()
@@ -110,7 +120,9 @@ class Node:
             self.clearance.start,
             self.fail,
             max_tries=knobs.max_tries,
+            tally=self.tally,
         )
+        self.pool.rank_of = self.orders.rank
         self.servers.on_change = self.clearance.on_change = self.pool.fill
         self.servers.recall = self._recall
         self.servers.set(expand(knobs.servers), knobs)
@@ -171,7 +183,8 @@ class Node:
                 return self._dropped(message, f"the run of that name in {self.storage.url} has id {run.run_id}")
             try:
                 content = Content.of(run)
-            except RunError as error:
+                self.guard.run("reading control.json", lambda: self.orders.open(run))
+            except (RunError, CorruptFile) as error:
                 return self._dropped(message, str(error))
             if content.model != self.model:
                 return self._dropped(message, f"it asks for {content.model}, and the servers serve {self.model}")
@@ -268,4 +281,5 @@ class Node:
         self.loop.call(self.pool.pause, self.guard.is_blocked)
 
     def _dropped(self, message: BatchMessage, reason: str) -> None:
+        self.tally.dropped()
         log.warning(event("message dropped", run=message.run, batch=message.batch, reason=reason))

@@ -39,15 +39,18 @@ class Partials:
             self._files[name] = samples
 
     def clean(self, batch: str) -> int:
-        """The batch is done: delete the files whose batches are all done. Returns how many."""
+        """The batch is done: delete the files whose batches are all done, or of which no row can be read. How many."""
         names = {batch, parent_of(batch)[0]}
         over = {batch: True}
         with self._lock:
             deleted = [
                 name
                 for name, samples in self._files.items()
-                if any(sample.batch in names for sample in samples)
-                and all(self._is_over(sample.batch, over) for sample in samples)
+                if not samples
+                or (
+                    any(sample.batch in names for sample in samples)
+                    and all(self._is_over(sample.batch, over) for sample in samples)
+                )
             ]
             for name in deleted:
                 self._run.delete_partial(name)

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from draftfleet.errors import BadRequest, DraftfleetError, Mismatch, Overload, ServerError, Transient, Unauthorized
@@ -22,6 +22,7 @@ from draftfleet.logs import event
 from draftfleet.records import Sample
 from workers.batch import Batch, Row
 from workers.servers import Server, Servers
+from workers.tally import Tally
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class Waiting:
 
 
 class Pool:
-    """`fatal` is told of errors after which no row can succeed."""
+    """`fatal` is told of errors after which no row can succeed. Rows of a run of lower `rank_of` go first."""
 
     def __init__(
         self,
@@ -69,6 +70,7 @@ class Pool:
         fatal: Callable[[DraftfleetError], object],
         *,
         max_tries: int,
+        tally: Tally | None = None,
     ) -> None:
         self._servers = servers
         self._ask = ask
@@ -76,12 +78,15 @@ class Pool:
         self._clear = clear
         self._fatal = fatal
         self._max_tries = max_tries
+        self.rank_of: Callable[[str], int] = lambda run_id: 0
+        self._tally = tally or Tally()
         self._paused = False
         self._draining = False
         self._waiting: dict[str, Waiting] = {}
         self._tasks: dict[asyncio.Task[None], Row] = {}
         self._slots: dict[asyncio.Task[None], Server] = {}
         self._later: dict[Row, asyncio.TimerHandle] = {}
+        self._recalled: set[asyncio.Task[None]] = set()
         self._kept: tuple[Server, Row] | None = None
         self._idle = asyncio.Event()
 
@@ -95,7 +100,7 @@ class Pool:
         return len(self._tasks)
 
     def submit(self, batch: Batch, rows: Sequence[Row]) -> None:
-        if not batch.stopped:
+        if not batch.stopped and not batch.is_retired:
             waiting = self._waiting.setdefault(batch.run.run_id, Waiting())
             for row in rows:
                 waiting.like(row).append(row)
@@ -122,6 +127,10 @@ class Pool:
         """Take rows back from a server, the youngest first, for other slots: no try is counted. Returns how many."""
         tasks = [task for task, its in self._slots.items() if its is server][::-1][:most]
         rows = [self._tasks[task] for task in tasks]
+        if most is None:
+            for row in rows:
+                self._tally.wasted(server.url, "stalled", _lost_tokens(row, server))
+        self._recalled.update(tasks)
         await self._cancel(tasks)
         unanswered = [row for row in rows if row.prompt.row_key not in row.batch.finished]
         for row in unanswered:
@@ -131,11 +140,24 @@ class Pool:
 
     async def drop(self, batch: Batch) -> None:
         """Forget the rows of a batch, in whatever state they are."""
+        self._withdraw(batch)
+        await self._cancel([task for task, row in self._tasks.items() if row.batch is batch])
+        self.fill()
+
+    async def retire(self, batches: Collection[Batch], patience_s: float) -> None:
+        """Start no more rows of these batches, and wait at most `patience_s` for those in flight; then `drop` them."""
+        for batch in batches:
+            batch.is_retired = True
+            self._withdraw(batch)
+        self.fill()
+        if in_flight := [task for task, row in self._tasks.items() if row.batch in batches]:
+            await asyncio.wait(in_flight, timeout=patience_s)
+
+    def _withdraw(self, batch: Batch) -> None:
+        """Its rows that wait, for a slot or for another try, wait no longer."""
         self._waiting = {run_id: one.without(batch) for run_id, one in self._waiting.items()}
         for row in [row for row in self._later if row.batch is batch]:
             self._later.pop(row).cancel()
-        await self._cancel([task for task, row in self._tasks.items() if row.batch is batch])
-        self.fill()
 
     async def drain(self, patience_s: float, hurry: asyncio.Event) -> None:
         """Start nothing more, wait for what is in flight, cancel what is left after `patience_s` or at `hurry`."""
@@ -172,7 +194,7 @@ class Pool:
             server, row = self._kept
             self._waiting[row.batch.run.run_id].accused.remove(row)
             return row, server
-        for run_id, waiting in self._waiting.items():
+        for run_id, waiting in sorted(self._waiting.items(), key=lambda one: self.rank_of(one[0])):
             for rows, alone in ((waiting.suspects, True), (waiting.rows, False)):
                 if rows and (server := self._servers.pick(run_id, avoid=rows[0].avoid, alone=alone)):
                     return rows.popleft(), server
@@ -180,6 +202,7 @@ class Pool:
 
     def _start(self, row: Row, server: Server) -> None:
         server.begin(is_suspect=row.is_suspect)
+        self._tally.waited(row.moved())
         task = asyncio.create_task(self._work(row, server))
         self._tasks[task], self._slots[task] = row, server
         self._idle.clear()
@@ -193,6 +216,7 @@ class Pool:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._free_slot(task, self._tasks.pop(task))
+        self._recalled.discard(task)
         if not self._tasks:
             self._idle.set()
         if not task.cancelled() and (error := task.exception()):
@@ -205,13 +229,20 @@ class Pool:
             sample = await self._ask(row, server)
         except ServerError as error:
             fault = error
+        except asyncio.CancelledError:
+            if asyncio.current_task() not in self._recalled:
+                cause = "lost claim" if row.batch.stopped == "lost" else "drained"
+                self._tally.wasted(server.url, cause, _lost_tokens(row, server))
+            raise
         except Exception as error:
             log.exception(event("row raised", batch=row.batch.name, row=row.prompt.row_key, server=server.url))
             fault = Transient(f"the worker could not handle the answer of {server.url}: {error!r}", kind="unusable")
         else:
             server.completed(max(sample.completion_tokens, 0), sample.seconds)
+            self._tally.row(server.url, sample.outcome, None, sample.completion_tokens, sample.seconds)
             row.batch.finish(sample)
         if fault is not None:
+            self._tally.faulted(server.url, fault, _lost_tokens(row, server))
             self._free_slot(asyncio.current_task(), row)
             self.fill()  # the slot is another's while the fault is looked into
             await self._faulted(row, server, fault)
@@ -270,8 +301,9 @@ class Pool:
     def _again(self, row: Row) -> None:
         """To the head of the queue: its batch is the oldest."""
         self._later.pop(row, None)
-        if row.batch.stopped:
+        if row.batch.stopped or row.batch.is_retired:
             return
+        row.moved()
         waiting = self._waiting.setdefault(row.batch.run.run_id, Waiting())
         waiting.like(row).appendleft(row)
         self.fill()
@@ -280,6 +312,7 @@ class Pool:
         sample = self._refuse(row, server.url, fault)
         row_key, error = row.prompt.row_key, fault.summary
         log.warning(event("row failed", batch=row.batch.name, row=row_key, server=server.url, error=error))
+        self._tally.row(server.url, "failed", sample.error_kind, 0, 0)
         row.batch.finish(sample)
 
     async def _until_idle(self) -> None:
@@ -291,3 +324,9 @@ class Pool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _lost_tokens(row: Row, server: Server) -> int:
+    """How many the server has generated, by its usual speed, of an answer that nobody gets."""
+    generated = row.moved() / server.seconds_per_token if server.seconds_per_token else 0
+    return min(int(generated), row.batch.content.sampling.max_tokens)

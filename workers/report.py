@@ -8,7 +8,9 @@ from collections import deque
 from collections.abc import Sequence
 
 from draftfleet import live
+from draftfleet.errors import DraftfleetError, ServerError
 from draftfleet.live import GaugesReport, ServerReport, WorkerReport
+from draftfleet.redaction import redact
 from workers.batch import Batch
 from workers.node import Node
 from workers.servers import Server
@@ -37,7 +39,7 @@ class Reporter:
                 pid=os.getpid(),
                 started_at=node.started_at,
                 state=node.state,
-                reason=str(node.error or node.guard.reason),
+                reason=reason_of(node.error) or redact(node.guard.reason),
                 model=node.model,
                 servers=[self._server(server) for server in node.servers.present],
                 batches_held=len(node.holdings.all()),
@@ -62,7 +64,7 @@ class Reporter:
         return ServerReport(
             url=server.url,
             state=server.state,
-            reason=server.reason,
+            reason=redact(server.reason),
             in_flight=server.in_flight,
             limit=server.limit,
             pinned=server.concurrency.pinned is not None,
@@ -99,6 +101,11 @@ def _gauges(server: Server) -> GaugesReport | None:
         preemptions=seen.preemptions,
         generated_tokens=seen.generated_tokens,
     )
+
+
+def reason_of(error: DraftfleetError | None) -> str:
+    """Without the body of a server's answer: it may quote a prompt."""
+    return "" if error is None else redact(error.summary if isinstance(error, ServerError) else str(error))
 
 
 def progress_text(batch: Batch) -> str:

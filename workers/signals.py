@@ -24,15 +24,20 @@ STOP = (signal.SIGTERM, signal.SIGINT)
 
 
 class Signals:
-    """A context manager for the main thread. `on_stop` is called at the first and at the second signal to stop."""
+    """A context manager for the main thread. `on_stop` is called at the first and at the second signal to stop.
 
-    def __init__(self, on_reload: Callable[[], object] | None) -> None:
+    A SIGHUP that comes before `listen` is acted on then.
+    """
+
+    def __init__(self) -> None:
         self.stopping = threading.Event()
         self.on_stop: Callable[[], object] = lambda: None
-        self._on_reload = on_reload
+        self._on_reload: Callable[[], object] | None = None
+        self._is_listening = threading.Event()
         self._queue: SimpleQueue[int] = SimpleQueue()
         self._before: dict[int, Any] = {}
         self._num_stops = 0
+        self.waits_to_reload = False
 
     def __enter__(self) -> Self:
         for signum in (*STOP, signal.SIGHUP):
@@ -46,6 +51,13 @@ class Signals:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
         self._queue.put(0)
+
+    def listen(self, on_stop: Callable[[], object], on_reload: Callable[[], object] | None) -> None:
+        """From now on there is somebody who can be stopped and told to read the settings again."""
+        self.on_stop, self._on_reload = on_stop, on_reload
+        self._is_listening.set()
+        if self.waits_to_reload:
+            self._queue.put(signal.SIGHUP)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         self._queue.put(signum)
@@ -66,6 +78,9 @@ class Signals:
         self.on_stop()
 
     def _reload(self) -> None:
+        if not self._is_listening.is_set():
+            self.waits_to_reload = True
+            return
         if self._on_reload is None:
             log.warning(event("settings not reloaded", reason="this worker was started without a settings file"))
             return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import redis
@@ -18,7 +19,7 @@ from draftfleet.errors import CorruptFile, QueueError
 from draftfleet.letters import note_unreadable
 from draftfleet.logs import event
 from draftfleet.names import parent_of
-from draftfleet.queue import GENERATE, publish
+from draftfleet.queue import GENERATE, STEPS, forget_published, publish, retry_queue
 from draftfleet.records import BatchMessage
 from draftfleet.runs import Run
 from workers.batch import Batch
@@ -32,15 +33,16 @@ def register(app: Celery, node: Node) -> None:
     """Let the app do this task with this node."""
 
     @app.task(name=GENERATE, bind=True, ignore_result=True)
-    def generate_batch(self: Task, body: dict[str, Any]) -> None:  # pyright: ignore[reportUnusedFunction]
-        generate(node, body, str(self.request.id))
+    def generate_batch(self: Task, body: object) -> None:  # pyright: ignore[reportUnusedFunction]
+        generate(node, body, str(self.request.id), self.request.delivery_info or {})
 
 
-def generate(node: Node, body: dict[str, Any], task_id: str) -> None:
+def generate(node: Node, body: object, task_id: str, delivery: Mapping[str, Any]) -> None:
     """Do a batch, unless it is done, or another has it. Returns when nothing of it is left to this process."""
     try:
         message = BatchMessage.parse(body)
     except QueueError as error:
+        node.tally.dropped()
         log.error(event("message dropped", reason=str(error)))
         return
     try:
@@ -49,6 +51,8 @@ def generate(node: Node, body: dict[str, Any], task_id: str) -> None:
         log.error(event("message left", run=message.run, batch=message.batch, error=str(error)))
         return
     if found is None:
+        return
+    if not _is_its_turn(node, found.run, message.batch, delivery):
         return
     if node.state != "working":  # the message was on its way when the gate closed
         _publish_again(node, found.run, message.batch)
@@ -65,6 +69,28 @@ def generate(node: Node, body: dict[str, Any], task_id: str) -> None:
                 _publish_again(node, found.run, message.batch)
     finally:
         node.holdings.free(key)
+
+
+def _is_its_turn(node: Node, run: Run, name: str, delivery: Mapping[str, Any]) -> bool:
+    """Whether the run is to be worked on, and the message came by its present priority or a lower one.
+
+    The message of a run that is paused is dropped: `resume` publishes what is outstanding. One that came by a priority
+    that the run had before goes back under the present one.
+    """
+    controlled = node.orders.of(run)
+    if not controlled.is_running:
+        log.debug(event("message dropped", run=run.name, batch=name, reason=f"the run is {controlled.state}"))
+        try:
+            forget_published(node.redis, run.run_id, [name])
+        except redis.RedisError as error:
+            log.debug(event("publication not forgotten", run=run.name, batch=name, error=str(error)))
+        return False
+    step = STEPS[controlled.priority]
+    if int(delivery.get("priority") or 0) >= step:
+        return True
+    log.debug(event("message put back", run=run.name, batch=name, priority=controlled.priority))
+    _publish_again(node, run, name, retry=delivery.get("routing_key") == retry_queue(node.model))
+    return False
 
 
 def _claim(node: Node, found: OpenRun, name: str, task_id: str) -> None:
@@ -130,6 +156,7 @@ def _open(node: Node, found: OpenRun, batch: Batch) -> bool:
     keys = {prompt.row_key for prompt in prompts}
     earlier = node.guard.run("reading finished rows", lambda: found.partials.earlier(name, keys))
     batch.open(prompts, earlier)
+    node.tally.taken(batch.attempt)
     log.info(
         event("batch taken", run=run.name, batch=name, attempt=batch.attempt, rows=len(prompts), found=len(earlier))
     )
@@ -154,6 +181,7 @@ def _end(node: Node, found: OpenRun, batch: Batch) -> None:
         _commit(node, found, batch)
     elif batch.stopped == "lost":
         node.withdraw(batch)
+        node.tally.ended("left")
         log.warning(
             event("batch left to its new holder", run=batch.run.name, batch=batch.name, finished=len(batch.finished))
         )
@@ -165,6 +193,10 @@ def _commit(node: Node, found: OpenRun, batch: Batch) -> None:
     samples = batch.samples()
     was_first = node.guard.run("committing a batch", lambda: found.run.commit(batch.name, samples))
     counts = batch.counts()
+    node.tally.ended("done" if was_first else "done by another")
+    if not was_first:
+        for sample in samples:
+            node.tally.wasted(sample.server, "done twice", sample.completion_tokens)
     _release(node, batch)
     node.guard.run("deleting finished rows", lambda: found.partials.clean(batch.name))
     log.info(
@@ -187,7 +219,8 @@ def _give_back(node: Node, batch: Batch) -> None:
     """Let another worker go on with it: save, release, publish again. No attempt is counted."""
     batch.stop("given back")
     node.withdraw(batch)
-    if _release(node, batch):
+    node.tally.ended("given back")
+    if _release(node, batch) is not False:  # also where the answer was lost: who takes it finds out
         _publish_again(node, batch.run, batch.name)
     log.info(
         event(
@@ -200,18 +233,18 @@ def _give_back(node: Node, batch: Batch) -> None:
     )
 
 
-def _release(node: Node, batch: Batch) -> bool:
-    """False if it was not ours any more, or Redis is away: then the claim lapses by itself."""
+def _release(node: Node, batch: Batch) -> bool | None:
+    """False if it was not ours any more. None if Redis gave no answer: if it was not released, it lapses by itself."""
     node.holdings.drop(batch.key)
     try:
         return batch.claims.release(batch.name, batch.token)
     except redis.RedisError as error:
         log.warning(event("claim not released", batch=batch.name, error=str(error)))
-        return False
+        return None
 
 
-def _publish_again(node: Node, run: Run, name: str) -> None:
+def _publish_again(node: Node, run: Run, name: str, *, retry: bool = True) -> None:
     try:
-        publish(node.app, node.redis, run, node.model, [name], retry=True)
+        publish(node.app, node.redis, run, node.model, [name], retry=retry, controlled=node.orders.of(run))
     except QueueError as error:
         log.warning(event("batch not published again", run=run.name, batch=name, error=str(error)))

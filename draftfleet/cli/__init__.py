@@ -5,6 +5,7 @@ What a verb has to tell goes to standard error; its result is one JSON line on s
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -13,9 +14,10 @@ from typer.core import TyperGroup
 
 import draftfleet
 from draftfleet import logs
-from draftfleet.cli import dead, faking, generation, looking, training
+from draftfleet.cli import dead, faking, generation, looking, runs, training
 from draftfleet.cli.role import ROLES
-from draftfleet.errors import DraftfleetError
+from draftfleet.errors import DraftfleetError, ServerError
+from draftfleet.redaction import redact
 
 __all__ = ["ROLES", "app", "main"]
 
@@ -26,7 +28,17 @@ VERBS: dict[str, Callable[..., None]] = {
     "trainer": training.trainer,
     "evaluate": training.evaluate,
     "export": training.export,
+    "join": generation.join,
     "status": looking.status,
+    "verify": looking.verify,
+    "pause": runs.pause,
+    "resume": runs.resume,
+    "cancel": runs.cancel,
+    "drain": runs.drain,
+    "runs list": runs.list_runs,
+    "runs priority": runs.priority,
+    "runs budget": runs.budget,
+    "runs delete": runs.delete,
     "dead list": dead.list_letters,
     "dead show": dead.show,
     "dead revive": dead.revive,
@@ -38,7 +50,10 @@ VERBS: dict[str, Callable[..., None]] = {
 }
 """In the order of the help. A verb of two words belongs to a group."""
 
-GROUPS = {"dead": "List, show, revive and export rows that failed."}
+GROUPS = {
+    "runs": "List, rank, limit and delete runs.",
+    "dead": "List, show, revive and export rows that failed.",
+}
 
 
 class Verbs(TyperGroup):
@@ -48,12 +63,25 @@ class Verbs(TyperGroup):
         try:
             return super().invoke(ctx)
         except DraftfleetError as error:
-            if ctx.params["debug"]:
-                raise
-            typer.echo(f"draftfleet: {error}", err=True)
+            said = "".join(traceback.format_exception(error)) if ctx.params["debug"] else f"draftfleet: {_text(error)}"
+            typer.echo(redact(said), err=True)
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
+        except BrokenPipeError:
+            raise
+        except Exception as error:  # a fault of ours: Python itself would print what it quotes
+            if type(error).__module__.partition(".")[0] in ("click", "typer"):
+                raise
+            typer.echo(redact("".join(traceback.format_exception(error))), err=True)
+            raise typer.Exit(1) from None
+
+
+def _text(error: DraftfleetError) -> str:
+    """Of a server's error without the answer's body, which may quote a prompt: terminals are kept in logs."""
+    if isinstance(error, ServerError) and error.body:
+        return f"{error.summary} (not shown, it may quote a prompt: --debug shows it)"
+    return str(error)
 
 
 app = typer.Typer(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,8 +22,13 @@ from draftfleet.flags import (
     Storage,
     Target,
     Text,
+    begin_log,
     read,
+    said,
 )
+
+if TYPE_CHECKING:
+    from draftfleet.settings import Settings
 
 
 def produce(
@@ -42,6 +47,8 @@ def produce(
     batch_size: Annotated[Int, typer.Option(metavar="N", help="Prompts per batch.")] = None,
     limit: Annotated[Int, typer.Option(metavar="N", help="Read at most N lines.")] = None,
     strict: Annotated[Bool, typer.Option("--strict", help="Stop at the first malformed line.")] = None,
+    priority: Annotated[Text, typer.Option(metavar="NAME", help="high, normal or low, among runs.")] = None,
+    token_budget: Annotated[Int, typer.Option(metavar="N", help="Tokens after which the run is paused.")] = None,
     max_tokens: Annotated[Int, typer.Option(metavar="N", help="Longest completion, reasoning included.")] = None,
     temperature: Annotated[Float, typer.Option(metavar="X", help="Unset: the server's default.")] = None,
     thinking: Annotated[Bool, typer.Option(help="Reasoning on or off. Unset: the template decides.")] = None,
@@ -71,6 +78,34 @@ def work(
 ) -> None:
     """Ask this node's servers what is queued."""
     raise typer.Exit(role("work")(read(ctx), reload=lambda: read(ctx)))
+
+
+def join(
+    ctx: typer.Context,
+    storage: Annotated[Text, typer.Argument(metavar="STORAGE_URL", help="Folder that all nodes share.")] = None,
+    *,
+    run: Run = None,
+    servers: Servers = None,
+    concurrency: Concurrency = None,
+    target: Target = None,
+    config: Config = None,
+    assign: Set = None,
+) -> None:
+    """Work with the settings of a run's other nodes.
+
+    Its producer wrote them into the storage; file, environment and flags of this node win over them. Give the secret
+    of the queue in the environment.
+    """
+    from draftfleet import fleet  # noqa: PLC0415  brings pydantic and pyarrow, which the help can do without
+
+    flags = said(ctx)
+
+    def load() -> Settings:
+        settings = fleet.join(config, flags)
+        begin_log(ctx, settings)
+        return settings
+
+    raise typer.Exit(role("join")(load(), reload=load))
 
 
 def up(

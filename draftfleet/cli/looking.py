@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
-from draftfleet.cli.role import role
+from draftfleet.cli.role import role, shows_bars
 from draftfleet.flags import (
     Config,
     Int,
+    Progress,
     Run,
     Set,
     Storage,
@@ -33,6 +34,26 @@ def status(
 ) -> None:
     """Show how far a run is."""
     raise typer.Exit(role("status")(read(ctx), watch=watch, as_json=as_json, repair=repair))
+
+
+def verify(
+    ctx: typer.Context,
+    *,
+    run: Annotated[Text, typer.Argument(metavar="RUN", help="Unset: the run that the settings name.")] = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Move shards at fault aside and have their batches done again.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    progress: Progress = None,
+    config: Config = None,
+    storage: Storage = None,
+    assign: Set = None,
+) -> None:
+    """Read every shard of a run again and say what is not sound.
+
+    Exit code 0 if all is sound. It may run at any time, beside producers, workers and trainers.
+    """
+    raise typer.Exit(role("verify")(read(ctx), repair=repair, as_json=as_json, progress=shows_bars(progress)))
 
 
 def flower(

@@ -16,15 +16,25 @@ ROLES = {
     "trainer": "trainer.app:serve",
     "evaluate": "trainer.evaluate:evaluate",
     "export": "trainer.export:export",
+    "join": "workers.app:work",
     "status": "draftfleet.status:show",
+    "pause": "draftfleet.orders:pause",
+    "resume": "draftfleet.orders:resume",
+    "cancel": "draftfleet.orders:cancel",
+    "drain": "draftfleet.drain:drain",
+    "runs list": "draftfleet.listing:show",
+    "runs priority": "draftfleet.orders:set_priority",
+    "runs budget": "draftfleet.orders:set_budget",
+    "runs delete": "draftfleet.deletion:delete",
     "dead list": "draftfleet.dead:show_list",
     "dead show": "draftfleet.dead:show_one",
     "dead revive": "draftfleet.dead:revive",
     "dead export": "draftfleet.dead:export",
+    "verify": "draftfleet.verify:show",
     "up": "draftfleet.up:up",
     "flower": "draftfleet.flower:serve",
 }
-"""From verb to module and function. A verb of two words belongs to a group: `draftfleet dead list`."""
+"""From verb to module and function. A verb of two words belongs to a group: `draftfleet runs list`."""
 
 
 def role(verb: str) -> Callable[..., Any]:

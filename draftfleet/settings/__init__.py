@@ -15,19 +15,20 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pydantic_settings
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
+    InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
 )
 
-from draftfleet import mistakes
+from draftfleet import mistakes, redaction, secrets
 from draftfleet.errors import SettingsError
 from draftfleet.names import NAME
 from draftfleet.settings.sections import (
@@ -35,6 +36,7 @@ from draftfleet.settings.sections import (
     Evaluation,
     Export,
     Flower,
+    Logs,
     Producer,
     Queue,
     Sampling,
@@ -50,6 +52,7 @@ __all__ = [
     "Evaluation",
     "Export",
     "Flower",
+    "Logs",
     "Producer",
     "Queue",
     "Sampling",
@@ -88,6 +91,12 @@ class Settings(BaseSettings):
     evaluation: Evaluation = Field(default_factory=Evaluation)
     export: Export = Field(default_factory=Export)
     flower: Flower = Field(default_factory=Flower)
+    logs: Logs = Field(default_factory=Logs)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_secret_files(cls, tree: dict[str, Any]) -> dict[str, Any]:
+        return secrets.read_files(tree, _fields())
 
     @property
     def model(self) -> str:
@@ -103,13 +112,20 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+        below = InitSettingsSource(settings_cls, getattr(settings_cls, "below", {}))
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls), below
 
 
-def load(file: str | Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
+def load(
+    file: str | Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+    *,
+    below: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Settings:
     """Read the file (`draftfleet.toml` if it is there and none is named), then the environment, then the flags.
 
-    `flags` maps dotted paths to values, as in `{"worker.concurrency": 48}`. Raises SettingsError.
+    `flags` maps dotted paths to values, as in `{"worker.concurrency": 48}`. `below` are sections that all of these win
+    over. Raises SettingsError.
     """
     path = Path(file) if file else DEFAULT_FILE
     if file and not path.is_file():
@@ -117,15 +133,19 @@ def load(file: str | Path | None = None, flags: Mapping[str, Any] | None = None)
     fields = _fields()
     if wrong := mistakes.unknown_variable(ENV_PREFIX, fields):
         raise SettingsError(wrong)
-    with_file = type("Settings", (Settings,), {"model_config": SettingsConfigDict(toml_file=path)})
+    layers: dict[str, Any] = {"model_config": SettingsConfigDict(toml_file=path), "below": dict(below or {})}
+    layers["__annotations__"] = {"below": ClassVar[dict[str, Any]]}
+    with_file = type("Settings", (Settings,), layers)
     try:
-        return cast(Settings, with_file(**_nested(flags or {})))
+        settings = cast(Settings, with_file(**_nested(flags or {})))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} is not TOML in UTF-8: {error}") from None
     except pydantic_settings.SettingsError:
         raise SettingsError(mistakes.not_json(ENV_PREFIX, fields)) from None
     except ValidationError as error:
         raise SettingsError("\n".join(mistakes.explain(one, fields, path) for one in error.errors())) from None
+    redaction.remember(secrets.values(settings))
+    return settings
 
 
 def assignment(text: str) -> tuple[str, Any]:
@@ -133,6 +153,7 @@ def assignment(text: str) -> tuple[str, Any]:
     path, sign, value = text.partition("=")
     if not sign:
         raise SettingsError(f"--set {text}: write it as section.key=value, for example worker.concurrency=48.")
+    secrets.refuse_flag(path.strip(), value, _fields())
     try:
         return path.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
@@ -140,7 +161,10 @@ def assignment(text: str) -> tuple[str, Any]:
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """This process' environment with these settings in it, for a child: secrets travel in no argument list."""
+    """This process' environment with these settings in it, for a child: secrets travel in no argument list.
+
+    What was read from a file is not among them: the child reads it there.
+    """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
     values = {name: _plain(getattr(settings, name)) for name in Settings.model_fields}
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
@@ -149,7 +173,10 @@ def environment(settings: Settings) -> dict[str, str]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Section):
-        return {name: _plain(getattr(value, name)) for name in type(value).model_fields}
+        names = type(value).model_fields
+        return {name: _plain(getattr(value, name)) for name in names if not getattr(value, name + secrets.FILE, None)}
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in cast(dict[str, Any], value).items()}
     return value.get_secret_value() if isinstance(value, SecretStr) else value
 
 

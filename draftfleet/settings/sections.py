@@ -17,6 +17,12 @@ from pydantic import (
 
 from draftfleet.names import NAME
 
+TASKS_END_S = 30.0
+"""After a drain, how long a worker's tasks may take to give their batches back."""
+
+WARM_END_S = 20.0
+"""After that, how long Celery may take to end before the process is ended."""
+
 
 class Section(BaseModel):
     """A table of the settings file."""
@@ -47,8 +53,23 @@ class Queue(Section):
 
     url: SecretStr | None = Field(
         default=None,
-        description="redis://user:password@host:port/db. Unset: the embedded Valkey of `embedded_dir`.",
+        description="redis://user:password@host:port/db; rediss:// with TLS. Unset: the embedded Valkey of "
+        "`embedded_dir`.",
     )
+    url_file: str | None = Field(default=None, description="File that holds `url`.")
+    password: SecretStr | None = Field(
+        default=None, description="Password for `url`, as it is, where `url` has none: redis://user@host:port/db."
+    )
+    password_file: str | None = Field(default=None, description="File that holds `password`.")
+    ca_file: str | None = Field(
+        default=None,
+        description="PEM file of the authority that signed the certificate of Redis. Unset: those that this machine "
+        "trusts.",
+    )
+    cert_file: str | None = Field(
+        default=None, description="PEM file of this client's certificate, where Redis wants one."
+    )
+    key_file: str | None = Field(default=None, description="PEM file of the key of `cert_file`.")
     embedded_dir: str = Field(
         default=".draftfleet", description="Folder of the embedded Valkey: its data, password and address."
     )
@@ -85,6 +106,12 @@ class Producer(Section):
     batch_size: PositiveInt = Field(default=64, description="Prompts that travel under one reference.")
     limit: PositiveInt | None = Field(default=None, description="Read at most this many lines.")
     strict: bool = Field(default=False, description="Stop at the first malformed line instead of counting it.")
+    priority: Literal["high", "normal", "low"] | None = Field(
+        default=None, description="Of the run among others. Unset: as it is, normal for a new run. Not pinned."
+    )
+    token_budget: PositiveInt | None = Field(
+        default=None, description="Completion tokens after which the run is paused. Unset: as it is. Not pinned."
+    )
 
 
 class Sampling(Section):
@@ -110,6 +137,13 @@ class Worker(Section):
         description="Addresses of local inference servers, without /v1; http://HOST:8000-8007 is a range of ports.",
     )
     api_key: SecretStr | None = Field(default=None, description="Sent to the servers as a bearer token.")
+    api_key_file: str | None = Field(default=None, description="File that holds `api_key`.")
+    api_keys: dict[str, SecretStr] | None = Field(
+        default=None, description="Keys of single servers by their address; the others get `api_key`."
+    )
+    api_keys_file: str | None = Field(
+        default=None, description='File that holds `api_keys`: lines like "http://HOST:8000" = "KEY".'
+    )
     dialect: str = Field(default="auto", description="auto, vllm, transformers or openai.")
     concurrency: PositiveInt | None = Field(
         default=None, description="Requests in flight per server. Unset: adaptive, from what each server shows."
@@ -132,13 +166,30 @@ class Worker(Section):
         default=5, description="Seconds between writes of finished rows to partial/."
     )
     drain_s: NonNegativeFloat = Field(
-        default=60, description="After SIGTERM, seconds that requests in flight may still take."
+        default=60,
+        description="After SIGTERM, seconds that requests in flight may still take. "
+        f"The process ends at the latest {TASKS_END_S + WARM_END_S:g} s later: give its supervisor drain_s + 60.",
     )
     max_tries: PositiveInt = Field(default=6, description="Requests per row before a transient fault makes it fail.")
     watermark_batches: PositiveInt = Field(
         default=2, description="Take another batch while fewer rows than this many batches wait."
     )
     max_batches_held: PositiveInt = Field(default=128, description="Batches one process may work on at once.")
+    metrics_port: int | None = Field(
+        default=None, ge=0, le=65535, description="Where Prometheus reads. 0: any free port. Unset: nowhere."
+    )
+    metrics_address: str = Field(default="127.0.0.1", description="Loopback: the page needs no login.")
+
+    @property
+    def longest_stop_s(self) -> float:
+        """From SIGTERM to the end of the process at the latest, with a second or two to spare."""
+        return self.drain_s + TASKS_END_S + WARM_END_S + 5
+
+    def key(self, server: str) -> str | None:
+        """The bearer token for a server, by its address."""
+        keys = {_same(url): key for url, key in (self.api_keys or {}).items()}
+        key = keys.get(_same(server), self.api_key)
+        return None if key is None else key.get_secret_value()
 
 
 class Claims(Section):
@@ -193,6 +244,10 @@ class Trainer(Section):
     log_steps: PositiveInt = Field(default=10, description="Optimizer steps between log lines.")
     processes: PositiveInt = Field(default=1, description="Processes of torchrun.")
     poll_s: PositiveFloat = Field(default=2, description="Seconds between looks for new shards.")
+    metrics_port: int | None = Field(
+        default=None, ge=0, le=65535, description="Where Prometheus reads. 0: any free port. Unset: nowhere."
+    )
+    metrics_address: str = Field(default="127.0.0.1", description="Loopback: the page needs no login.")
 
 
 class Evaluation(Section):
@@ -223,3 +278,24 @@ class Flower(Section):
     password: SecretStr | None = Field(
         default=None, description="Of the basic login. Unset: made at random and printed."
     )
+    password_file: str | None = Field(default=None, description="File that holds `password`.")
+
+
+class Logs(Section):
+    """What the processes say of their work: to standard error, and to a file that is rotated."""
+
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        default="INFO", description="From which level on this package's events are said. `--debug` says all."
+    )
+    format: Literal["text", "json"] = Field(default="text", description="json: one object a line, for log collectors.")
+    file: str | None = Field(
+        default=None,
+        description="File of a long-running verb, beside standard error; {verb}, {host} and {pid} are filled in.",
+    )
+    max_mb: PositiveFloat = Field(default=50, description="A file of this size, in MB, is put aside and begun anew.")
+    keep: PositiveInt = Field(default=5, description="Files that were put aside and stay; older ones are removed.")
+
+
+def _same(url: str) -> str:
+    """A server's address in one form: no slash and no /v1 at the end."""
+    return url.rstrip("/").removesuffix("/v1")

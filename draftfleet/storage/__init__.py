@@ -71,6 +71,10 @@ class Storage(Protocol):
         """Delete the file if it is there."""
         ...
 
+    def delete_folder(self, path: str) -> None:
+        """Delete a folder with all that is in it, if it is there. Stopped midway, it is to be called again."""
+        ...
+
     def rename(self, path: str, new_path: str) -> None:
         """Move a file aside. Raises FileNotFoundError."""
         ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import socket
 import uuid
 from collections.abc import Generator, Iterator, Sequence
@@ -108,6 +109,10 @@ class FileStorage:
         with self._writing(path):
             (self.root / path).unlink(missing_ok=True)
 
+    def delete_folder(self, path: str) -> None:
+        with self._writing(path), contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self.root / path)
+
     def rename(self, path: str, new_path: str) -> None:
         with self._writing(new_path), self._folder(new_path) as (folder, name):
             os.rename(self.root / path, name, dst_dir_fd=folder)
@@ -117,6 +122,7 @@ class FileStorage:
         self._is_marked = True
 
     def local(self, path: str) -> Path:
+        self._refuse_outside(path)
         return self.root / path
 
     def share(self, path: str) -> None:
@@ -124,6 +130,11 @@ class FileStorage:
 
     def fetch(self, path: str) -> None:
         """Nothing to do: the folder is the storage."""
+
+    def _refuse_outside(self, path: str) -> None:
+        """Names are checked where they come in; should one slip through, it still leads nowhere else."""
+        if path.startswith("/") or ".." in path.split("/") or "\0" in path:
+            raise StorageError(f"{path!r} leads out of {self.url}: a path in the storage is relative, without `..`.")
 
     @contextmanager
     def _staged(self, path: str, data: bytes) -> Generator[tuple[int, str, str]]:
@@ -204,6 +215,7 @@ class FileStorage:
 
     @contextmanager
     def _reading(self, path: str) -> Generator[None]:
+        self._refuse_outside(path)
         try:
             yield
         except FileNotFoundError:
@@ -217,6 +229,7 @@ class FileStorage:
 
     @contextmanager
     def _writing(self, path: str) -> Generator[None]:
+        self._refuse_outside(path)
         try:
             yield
         except FileNotFoundError:

@@ -126,6 +126,15 @@ class S3Storage:
         with self._faults("delete", path, StorageUnwritable), contextlib.suppress(FileNotFoundError):
             self._client.delete_object(Bucket=self._bucket, Key=self._key(path))
 
+    def delete_folder(self, path: str) -> None:
+        with self._faults("delete", path, StorageUnwritable):
+            pages = self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=self._bucket, Prefix=self._folder(path)
+            )
+            for page in pages:
+                for one in page.get("Contents", ()):
+                    self._client.delete_object(Bucket=self._bucket, Key=one["Key"])
+
     def rename(self, path: str, new_path: str) -> None:
         source = {"Bucket": self._bucket, "Key": self._key(path)}
         with self._faults("move", path, StorageUnwritable):

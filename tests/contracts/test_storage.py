@@ -139,6 +139,18 @@ def test_what_is_not_there_is_absent_and_not_an_error_to_list_or_delete(any_stor
         any_storage.read("nothing")
 
 
+def test_a_folder_is_deleted_with_all_that_lies_below_it_and_nothing_beside(any_storage: Storage) -> None:
+    for path in ("run/run.json", "run/samples/a", "run/deep/er/b", "run-2/run.json"):
+        any_storage.put(path, b"x")
+
+    any_storage.delete_folder("run")
+    any_storage.delete_folder("nothing")
+
+    assert not any(any_storage.exists(f"run/{path}") for path in ("run.json", "samples/a", "deep/er/b"))
+    assert list(any_storage.list("run/samples")) == []
+    assert any_storage.exists("run-2/run.json")
+
+
 def test_folders_at_the_top_are_listed_without_files_and_hidden_ones(any_storage: Storage) -> None:
     any_storage.put("run-a/run.json", b"{}")
     any_storage.put("run-b/run.json", b"{}")

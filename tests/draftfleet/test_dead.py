@@ -18,7 +18,7 @@ from draftfleet import cli, dead
 from draftfleet.errors import BadRequest, DraftfleetError, RunConflict, SettingsError, Transient
 from draftfleet.letters import EVERY, KINDS, Filter, find, since
 from draftfleet.names import batch_id, parts_of
-from draftfleet.queue import connect, generate_queue
+from draftfleet.queue import connect, queued
 from draftfleet.records import Prompt, Sample
 from draftfleet.runs import Run
 from draftfleet.settings import Settings, environment
@@ -125,7 +125,7 @@ def test_a_damaged_shard_is_the_dead_letter_of_its_batch(bad: Run) -> None:
     [letter] = find(bad, Filter(kind=("unreadable",)))
 
     assert letter.name == "train-000001"
-    assert "status --run run --repair" in letter.message
+    assert "verify run --repair" in letter.message
 
 
 def test_a_filter_that_can_fit_nothing_is_refused_with_what_is_allowed() -> None:
@@ -177,13 +177,13 @@ def test_a_dry_revival_makes_nothing_and_a_real_one_fills_the_queue(settings: Se
     client = connect(settings)
 
     dry = dead.revive(settings, Filter(kind=("crash", "worker", "transient")), every=False, dry_run=True)
-    after_dry = bad.batches(), client.llen(generate_queue("tiny"))
+    after_dry = bad.batches(), queued(client, "tiny")
     real = dead.revive(settings, Filter(kind=("crash", "worker", "transient")), every=False, dry_run=False)
 
     assert dry["rows"] == real["rows"] == 3
     assert after_dry == ([batch_id("train", number) for number in range(3)], 0)
     # Two rows that may end their holder go one by one, the other one in a batch.
-    assert client.llen(generate_queue("tiny")) == 3
+    assert queued(client, "tiny") == 3
     assert kinds(bad) == ["bad_request", "bad_request"]
     assert dead.revive(settings, EVERY, every=True, dry_run=True)["rows"] == 2
 

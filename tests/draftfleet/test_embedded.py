@@ -16,9 +16,10 @@ import pytest
 import redis
 
 from draftfleet import embedded
+from draftfleet.connection import address
 from draftfleet.embedded import Embedded
 from draftfleet.errors import QueueError, RunBusy
-from draftfleet.queue import connect, redis_url
+from draftfleet.queue import connect
 from draftfleet.settings import load
 
 Until = Callable[..., Any]
@@ -40,7 +41,7 @@ def test_it_needs_its_password_and_keeps_it_to_this_user(redis_server: Embedded)
 def test_other_commands_find_it_through_its_folder(redis_server: Embedded) -> None:
     settings = load(flags={"queue.embedded_dir": str(redis_server.folder)})
 
-    assert redis_url(settings) == redis_server.url
+    assert address(settings) == redis_server.url
     assert connect(settings).ping()
 
 

@@ -12,11 +12,12 @@ import redis
 from draftfleet.embedded import Embedded
 from draftfleet.errors import QueueError, SettingsError
 from draftfleet.names import batch_id
-from draftfleet.queue import connect, generate_queue, make_app, publish, publish_training, queued, retry_queue
+from draftfleet.queue import connect, generate_queue, keys, make_app, publish, publish_training, queued, retry_queue
 from draftfleet.runs import Run
 from draftfleet.settings import Settings, load
 
 MODEL = "tiny"
+NORMAL = keys(generate_queue(MODEL))[1]
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def client(settings: Settings) -> redis.Redis:
 def test_a_message_is_a_small_reference(settings: Settings, client: redis.Redis, run: Run) -> None:
     assert publish(make_app(settings), client, run, MODEL, [batch_id("train", 7)]) == 1
 
-    [raw] = client.lrange(generate_queue(MODEL), 0, -1)
+    [raw] = client.lrange(NORMAL, 0, -1)
     body = base64.b64decode(json.loads(raw)["body"])
     assert json.loads(body)[0] == [{"v": 1, "run_id": run.run_id, "run": "run", "batch": "train-000007"}]
     assert len(raw) < 1500
@@ -40,7 +41,7 @@ def test_a_group_larger_than_one_round_trip_arrives_whole_and_in_order(
 
     assert publish(make_app(settings), client, run, MODEL, iter(batches)) == 1201
 
-    shown = [json.loads(raw)["headers"]["argsrepr"] for raw in client.lrange(generate_queue(MODEL), 0, -1)]
+    shown = [json.loads(raw)["headers"]["argsrepr"] for raw in client.lrange(NORMAL, 0, -1)]
     assert [text.split()[1] for text in reversed(shown)] == batches
     assert client.hlen(f"draftfleet:{run.run_id}:published") == 1201
 
@@ -57,7 +58,7 @@ def test_a_redis_that_went_away_is_one_kind_of_error_however_it_is_met(
     with pytest.raises(QueueError, match="may not be queued"):
         publish(app, client, run, MODEL, [batch_id("train", number) for number in range(3)])
     with pytest.raises(QueueError, match="may not be queued"):
-        publish_training(app, run, "drafter")
+        publish_training(app, client, run, "drafter")
 
 
 @pytest.mark.parametrize("url", ["localhost:6379", "http://:secret-word@host:1/0", "redis://:secret-word/@host:6379/0"])

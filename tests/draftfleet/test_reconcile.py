@@ -14,7 +14,7 @@ from draftfleet.accounting import Accountant
 from draftfleet.claims import Claims
 from draftfleet.errors import QueueError
 from draftfleet.names import batch_id, parts_of
-from draftfleet.queue import TRAIN_QUEUE, connect, generate_queue, make_app, publish, retry_queue
+from draftfleet.queue import TRAIN_QUEUE, connect, generate_queue, keys, make_app, publish, retry_queue
 from draftfleet.reconcile import TRAIN_CLAIM, Reconciler
 from draftfleet.records import Prompt, Sample
 from draftfleet.runs import Run
@@ -48,6 +48,10 @@ def reconciler(app: Celery, client: redis.Redis, storage: FileStorage, knobs: An
     return reconciler
 
 
+def waiting(client: redis.Redis, queue: str) -> int:
+    return sum(client.llen(key) for key in keys(queue))
+
+
 def lapse(client: redis.Redis, run: Run, knobs: Any, name: str, reconciler: Reconciler, until: Until) -> None:
     Claims(client, run.run_id, knobs, "victim").take(name)
     until(reconciler.sweep)
@@ -60,7 +64,7 @@ def test_the_batch_of_a_dead_holder_goes_to_the_queue_that_is_consumed_first(
 
     lapse(client, run, knobs, BATCH, reconciler, until)
 
-    assert client.llen(retry_queue(MODEL)) == 1
+    assert waiting(client, retry_queue(MODEL)) == 1
     assert reconciler.sweep() == 0
 
 
@@ -72,7 +76,7 @@ def test_a_batch_whose_shard_came_late_is_not_published_again(
 
     lapse(client, run, knobs, BATCH, reconciler, until)
 
-    assert client.llen(retry_queue(MODEL)) == 0
+    assert waiting(client, retry_queue(MODEL)) == 0
 
 
 def test_a_batch_out_of_attempts_is_split_and_only_its_lone_bad_row_is_given_up(
@@ -92,7 +96,7 @@ def test_a_batch_out_of_attempts_is_split_and_only_its_lone_bad_row_is_given_up(
         lapse(client, run, knobs, BATCH, reconciler, until)
 
     assert run.outstanding() == [first, bad, last]
-    assert client.llen(retry_queue(MODEL)) == 1 + 3
+    assert waiting(client, retry_queue(MODEL)) == 1 + 3
 
     for _ in range(2):
         lapse(client, run, knobs, bad, reconciler, until)
@@ -172,7 +176,7 @@ def test_a_damaged_prompt_shard_does_not_keep_other_lapsed_batches_waiting(
     seen: list[int] = []
     until(lambda: seen.append(reconciler.sweep()) or sum(seen) == 2)
 
-    assert client.llen(retry_queue(MODEL)) == 2
+    assert waiting(client, retry_queue(MODEL)) == 2
 
 
 def test_a_lapsed_batch_is_not_forgotten_by_a_sweep_that_fails(
@@ -188,7 +192,7 @@ def test_a_lapsed_batch_is_not_forgotten_by_a_sweep_that_fails(
         until(reconciler.sweep)
     client.delete(retry_queue(MODEL))
 
-    until(lambda: (reconciler.sweep(), client.llen(retry_queue(MODEL)))[1] == 2)
+    until(lambda: (reconciler.sweep(), waiting(client, retry_queue(MODEL)))[1] == 2)
 
 
 def test_what_a_dying_sweeper_had_taken_is_published_with_the_missing_ones(
@@ -204,7 +208,7 @@ def test_what_a_dying_sweeper_had_taken_is_published_with_the_missing_ones(
     until(claims.sweep)
 
     assert reconciler.republish() == 1
-    assert client.llen(retry_queue(MODEL)) == 1
+    assert waiting(client, retry_queue(MODEL)) == 1
 
 
 def test_a_run_whose_files_are_damaged_does_not_keep_the_others_waiting(
@@ -238,10 +242,10 @@ def test_a_message_that_was_lost_is_replaced_once_the_queue_is_empty(
     publish(app, client, run, MODEL, [lost, done])
     assert reconciler.republish() == 0
 
-    client.delete(generate_queue(MODEL))
+    client.delete(*keys(generate_queue(MODEL)))
 
     assert until(reconciler.republish) == 2
-    assert client.llen(retry_queue(MODEL)) == 2
+    assert waiting(client, retry_queue(MODEL)) == 2
 
 
 def test_a_wiped_redis_is_refilled_from_storage(

@@ -11,7 +11,7 @@ import redis
 
 from draftfleet.embedded import Embedded
 from draftfleet.names import batch_id
-from draftfleet.queue import connect, make_app, publish, retry_queue
+from draftfleet.queue import connect, keys, make_app, publish, retry_queue
 from draftfleet.reconcile import Reconciler
 from draftfleet.records import Prompt, Sample
 from draftfleet.runs import Run
@@ -88,7 +88,7 @@ def test_a_person_is_told_what_to_do(
     assert show(settings, watch=False, as_json=False, repair=False) == 1
 
     said = capsys.readouterr().out
-    assert f"1 shards cannot be read ({DONE}): run `draftfleet status --repair`." in said
+    assert f"1 shards cannot be read ({DONE}): run `draftfleet verify --repair`." in said
     assert "start `draftfleet work" in said
 
 
@@ -103,7 +103,7 @@ def test_a_corrupt_shard_is_named_and_repaired_at_once_though_its_batch_was_publ
 
     assert (after["code"], after["batches"]["corrupt"], after["pending"]) == (0, [], 5)
     assert after["identity_holds"]
-    assert client.llen(retry_queue(MODEL)) == 1
+    assert sum(client.llen(key) for key in keys(retry_queue(MODEL))) == 1
 
 
 def test_a_worker_that_took_the_run_for_finished_looks_after_it_again_once_it_is_repaired(

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from draftfleet import live
 from draftfleet.accounting import Accountant
 from draftfleet.claims import Claims
-from draftfleet.queue import connect, make_app, queued
+from draftfleet.queue import connect, generate_queue, keys, make_app, queued, retry_queue
 from draftfleet.records import SAMPLE_SCHEMA, Prompt
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
@@ -87,7 +87,7 @@ def test_a_worker_whose_only_server_went_away_takes_nothing_more(
             until(lambda: worker.said("waiting for server"), what="the server to be missed")
 
             second = enqueue(settings, run, make_prompts(80, start=8))
-            until(lambda: redis.llen("generate.tiny") + redis.llen("generate-again.tiny") == len(second))
+            until(lambda: queued(redis, "tiny") == len(second))
             until(lambda: [report.state for report in live.read(redis)] == ["waiting"], what="a waiting worker")
             held = len(Claims(redis, run.run_id, settings.claims, "test").held())
             server.change(alive=True)
@@ -126,9 +126,9 @@ def test_the_retry_queue_is_consumed_first(
     with FakeServer(model="tiny", latency_s=0.02) as server:
         settings = changed(settings, worker__servers=[server.url], worker__concurrency=1, worker__watermark_batches=1)
         names = enqueue(settings, run, make_prompts(40), batch_size=4)
-        last = redis.lpop("generate.tiny")  # the newest message: BRPOP takes from the other end
+        last = redis.lpop(keys(generate_queue("tiny"))[1])  # the newest message: BRPOP takes from the other end
         assert last
-        redis.lpush("generate-again.tiny", last)
+        redis.lpush(keys(retry_queue("tiny"))[1], last)
 
         with WorkerProcess(settings, tmp_path / "worker.log") as worker:
             taken = until(lambda: worker.said("batch taken"), what="a first batch")

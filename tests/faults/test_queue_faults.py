@@ -62,6 +62,6 @@ def test_entries_of_the_queue_that_are_no_messages_are_dropped_and_end_no_worker
 
     assert is_running
     assert run.done() == names
-    assert len(worker.said("is no message of Celery")) == 6
+    assert len(worker.said("is no message of Celery")) == 7
     assert len(worker.said("is not a BatchMessage")) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["redis", "storage", "worker.log"]

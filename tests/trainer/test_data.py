@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from draftfleet import control
 from draftfleet.errors import TrainingError
 from draftfleet.names import parts_of
 from draftfleet.records import Sample
@@ -214,6 +215,26 @@ def test_a_run_is_not_complete_before_it_is_sealed_and_every_training_batch_is_d
 
     assert len(flat(seen)) == 3
     assert len(waits) == 4
+
+
+def test_a_run_that_was_cancelled_is_complete_with_what_there_is_and_a_paused_one_is_waited_for(
+    run: Run, knobs: Trainer, samples: Any
+) -> None:
+    samples.put("train-000000", 3)
+    samples.prompts("train-000001", 1)
+    waits: list[int] = []
+    stop = threading.Event()
+
+    def on_wait(data: Feed) -> None:
+        waits.append(len(waits))
+        control.change(run, None, state="paused" if len(waits) < 3 else "cancelled")
+        if len(waits) > 3:
+            stop.set()
+
+    seen = epoch_0(feed(run, knobs, on_wait=on_wait, stop=stop))
+
+    assert len(flat(seen)) == 3
+    assert len(waits) == 3
 
 
 def test_asking_to_stop_ends_a_wait(run: Run, knobs: Trainer) -> None:

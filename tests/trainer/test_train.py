@@ -129,6 +129,11 @@ def test_a_corrupt_shard_does_not_stop_the_training_and_is_counted(
     progress = Progress.read(run, "d")
     assert progress is not None
     assert (progress.corrupt_shards, progress.rows_admitted) == (1, 12)
+    longer = knobs.model_copy(update={"max_steps": knobs.max_steps + 1})
+    assert fit(run, longer, toy_target, toy_algorithm(), Team.alone(), stop=NEVER)  # resumed with a whole journal
+    progress = Progress.read(run, "d")
+    assert progress is not None
+    assert (progress.step, progress.corrupt_shards) == (longer.max_steps, 1)
 
 
 def test_a_training_that_waits_says_so_and_stops_without_a_checkpoint(

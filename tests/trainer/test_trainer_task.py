@@ -255,7 +255,7 @@ def test_a_message_of_another_run_of_that_name_and_an_entry_that_is_no_message_a
     connect(settings).delete(TRAIN_QUEUE)
 
     connect(settings).lpush(TRAIN_QUEUE, "no message")
-    publish_training(make_app(settings), other, "d")
+    publish_training(make_app(settings), connect(settings), other, "d")
     start(settings)
     until(lambda: flower.texts("task-succeeded"), what="the end of the task")
 

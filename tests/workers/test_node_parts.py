@@ -35,6 +35,53 @@ MakePrompts = Callable[..., list[Prompt]]
 MakeSample = Callable[..., Sample]
 
 
+class Roomy(FileStorage):
+    """With as much room as the test says."""
+
+    free = 0
+
+    def free_bytes(self) -> int:
+        return self.free
+
+
+def test_a_node_pauses_before_the_folder_is_full_and_goes_on_once_there_is_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    changes: list[bool] = []
+    guard, storage = Guard(lambda: changes.append(guard.is_blocked)), Roomy(tmp_path)
+
+    for storage.free in (2_000_000_000, 900_000_000, 1_050_000_000):  # too little more is not enough
+        guard.watch(storage, 1)
+    assert changes == [True]
+    assert "has 1.05 GB left, and storage.min_free_gb = 1: make room" in guard.reason
+    assert "worker paused" in caplog.text
+    assert guard.run("committing", lambda: "written") == "written"
+
+    storage.free = 1_200_000_000
+    guard.watch(storage, 1)
+    assert (changes, guard.reason) == ([True, False], "")
+
+
+def test_a_folder_without_a_limit_or_a_store_without_a_size_never_pauses(tmp_path: Path) -> None:
+    guard, storage = Guard(lambda: None), Roomy(tmp_path)
+    guard.watch(storage, 0)
+
+    storage.free = None  # pyright: ignore[reportAttributeAccessIssue]
+    guard.watch(storage, 1)
+
+    assert not guard.is_blocked
+
+
+def test_a_partial_of_which_no_row_can_be_read_is_deleted_with_the_others(run: Run) -> None:
+    run.storage.put("run/partial/other-000000.jsonl", b'{"torn')
+    partials = Partials(run, "p")
+    assert partials.earlier("train-000000", {"x"}) == {}
+
+    assert partials.clean("train-000000") == 1
+
+    assert run.partials() == []
+
+
 def test_a_lock_is_refused_while_held_and_free_after(tmp_path: Path) -> None:
     with NodeLock(tmp_path) as first:
         first.take("http://a")

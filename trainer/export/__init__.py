@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import draftfleet
+from draftfleet.drafters import fetch, share
 from draftfleet.errors import DrafterError, TargetError
 from draftfleet.logs import event
 from draftfleet.runs import Run
@@ -61,7 +62,7 @@ def export(settings: Settings, formats: list[str]) -> dict[str, Path]:
     run = Run.open(open_storage(settings.storage), settings.run)
     folder = run.drafter_dir(settings.trainer.drafter)
     for part in ("checkpoints", "export"):
-        run.fetch_drafter(settings.trainer.drafter, part)
+        fetch(run, settings.trainer.drafter, part)
     newest = checkpoint.latest(folder)
     if newest is None:
         raise DrafterError(f"{folder} has no whole checkpoint: train first with `draftfleet train --run {run.name}`.")
@@ -69,7 +70,7 @@ def export(settings: Settings, formats: list[str]) -> dict[str, Path]:
     dtype = _dtype(settings, config)
     source = _Source(settings.trainer.drafter, checkpoint.step_of(newest), config, tensors, dtype)
     exported = {name: _export_one(source, name, folder / "export" / name) for name in names}
-    run.share_drafter(settings.trainer.drafter, "export")
+    share(run, settings.trainer.drafter, "export")
     return exported
 
 

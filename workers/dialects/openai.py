@@ -102,13 +102,15 @@ def classify(status: int, headers: Mapping[str, str], body: str | bytes) -> Serv
     text = start_of(body)
     said = f"the server answered {status}"
     if status in (401, 403):
-        return Unauthorized(f"{said}: {text!r}. Set worker.api_key to a key that this server accepts.")
+        hint = "set worker.api_key, or worker.api_keys for single servers, to a key that it accepts. It said"
+        return Unauthorized(f"{said}: {hint}", body=text)
     if status in OVERLOADED:
         return Overload(said, status=status, retry_after_s=retry_after_s(headers), body=text)
     if status in TIMED_OUT or status >= 500 or status < 400:
         return Transient(said, status=status, body=text)
     if status in (400, 404) and _NO_SUCH_MODEL.search(text):
-        return Mismatch(f"{said}: {text!r}. It does not serve the model of this run: start it with that model.")
+        hint = "it does not serve the model of this run: start it with that model. It said"
+        return Mismatch(f"{said}: {hint}", body=text)
     return BadRequest(said, status=status, body=text)
 
 

@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from draftfleet.embedded import Embedded
-from draftfleet.queue import connect, generate_queue, retry_queue
+from draftfleet.queue import connect, generate_queue, keys, retry_queue
 from draftfleet.runs import Run
 from draftfleet.settings import Settings, load
 from draftfleet.storage import FileStorage
@@ -135,7 +135,8 @@ def queued() -> Callable[[redis.Redis], list[str]]:
     """Batches in the queue, the first to be consumed first."""
 
     def names(client: redis.Redis) -> list[str]:
-        raw = [*client.lrange(generate_queue(MODEL), 0, -1), *client.lrange(retry_queue(MODEL), 0, -1)]
+        lists = [*reversed(keys(generate_queue(MODEL))), *reversed(keys(retry_queue(MODEL)))]
+        raw = [one for key in lists for one in client.lrange(key, 0, -1)]
         return [json.loads(base64.b64decode(json.loads(one)["body"]))[0][0]["batch"] for one in reversed(raw)]
 
     return names

@@ -1,0 +1,54 @@
+"""run.json: what a run pins, and where it came from."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+import draftfleet
+from draftfleet.records import SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo:
+    """`content` is pinned: a resume with other content is refused. `provenance` says where it came from."""
+
+    run: str
+    run_id: str
+    schema_version: int
+    product_version: str
+    created_at: float
+    content: dict[str, Any]
+    provenance: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    @classmethod
+    def new(cls, name: str, content: dict[str, Any], provenance: dict[str, Any]) -> Self:
+        """Of a run that begins now, under an id of its own."""
+        return cls(
+            run=name,
+            run_id=uuid.uuid4().hex,
+            schema_version=SCHEMA_VERSION,
+            product_version=draftfleet.__version__,
+            created_at=time.time(),
+            content=content,
+            provenance=provenance,
+        )
+
+    def differences(self, content: dict[str, Any]) -> list[str]:
+        """A line for each key in which other content differs."""
+        return [
+            f"  {key}: the run has {self.content.get(key)!r}, now {content.get(key)!r}"
+            for key in sorted(self.content.keys() | content.keys())
+            if self.content.get(key) != content.get(key)
+        ]
+
+    def to_json(self) -> bytes:
+        return (json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n").encode()
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> Self:
+        """Raises ValueError or TypeError."""
+        return cls(**json.loads(raw))
