@@ -40,7 +40,7 @@ def num_attempts(settings: Settings, run: Run) -> int:
 def test_connections_that_are_killed_five_times_cost_no_row(
     quick: Settings, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
 ) -> None:
-    prompts = make_prompts(320)
+    prompts = make_prompts(800)
     redis = connect(quick)
     with FakeServer(model="tiny", latency_s=0.05) as server:
         settings = changed(quick, worker__servers=[server.url], worker__concurrency=4)
@@ -51,6 +51,7 @@ def test_connections_that_are_killed_five_times_cost_no_row(
                 done = len(run.done())
                 until(lambda done=done: len(run.done()) > done + 3, what="more batches")
                 assert redis.client_kill_filter(_type="normal", skipme=True) > 0
+            server.change(latency_s=0)
             until(lambda: run.done() == names, what="all batches done")
         again = num_asked_again(prompts, [server], [worker])
 
@@ -64,13 +65,15 @@ def test_a_network_that_is_away_for_less_than_a_claim_costs_nothing(
     fault: str, quick: Settings, run: Run, proxy: Proxy, make_prompts: MakePrompts, until: Until, tmp_path: Path
 ) -> None:
     prompts = make_prompts(80)
-    with FakeServer(model="tiny", latency_s=0.1) as server:
+    with FakeServer(model="tiny") as server:
         settings = changed(quick, worker__servers=[server.url], worker__concurrency=SLOTS, claims__ttl_s=60)
+        server.fault("stall", after=CANARY + 20, times=1)
         names = enqueue(settings, run, prompts)
         with WorkerProcess(behind(proxy, settings), tmp_path / "worker.log") as worker:
-            until(run.done, what="a first batch")
+            until(lambda: server.stats()["in_flight"] == SLOTS, what="rows in flight")
             done = len(run.done())
             getattr(proxy, fault)()
+            server.change(frozen=False)
             until(lambda: len(run.done()) > done, what="a batch committed without Redis")
             proxy.heal()
             until(lambda: run.done() == names, what="all batches done")

@@ -39,13 +39,16 @@ def test_a_full_storage_pauses_the_node_at_whatever_step_and_costs_no_row(
     until: Until,
     tmp_path: Path,
 ) -> None:
-    prompts = make_prompts(400)
-    with FakeServer(model="tiny", latency_s=0.1) as server:
+    prompts = make_prompts(240)
+    with FakeServer(model="tiny") as server:
         settings = changed(quick, worker__servers=[server.url], worker__concurrency=4)
+        server.fault("stall", after=20, times=1)
         names = enqueue(settings, run, prompts)
         with WorkerProcess(settings, tmp_path / "worker.log", wrapper=faulty_storage.wrapper) as worker:
-            until(lambda: run.done() and list(run.partials()), what="a first batch")
+            until(lambda: server.stats()["in_flight"] == 4, what="rows in flight")
+            until(lambda: run.done() and list(run.partials()), what="a batch and rows on the storage")
             faulty_storage.fail(call)
+            server.change(frozen=False, latency_s=0.1)
             said, *_ = until(lambda: worker.said("worker paused"), what="the pause")
             until(lambda: server.stats()["in_flight"] == 0, what="no more requests")
             until(lambda: not files(storage, run), what="no half file, between two tries")
@@ -69,15 +72,18 @@ def test_a_storage_that_is_full_in_the_middle_of_a_file_leaves_no_half_file_and_
     until: Until,
     tmp_path: Path,
 ) -> None:
-    prompts = make_prompts(400)
+    prompts = make_prompts(240)
     redis = connect(quick)
-    with FakeServer(model="tiny", latency_s=0.1) as server:
+    with FakeServer(model="tiny") as server:
         settings = changed(quick, worker__servers=[server.url], worker__concurrency=4)
+        server.fault("stall", after=20, times=1)
         names = enqueue(settings, run, prompts)
         with WorkerProcess(settings, tmp_path / "worker.log") as worker:
-            until(lambda: run.done() and list(run.partials()), what="a first batch")
+            until(lambda: server.stats()["in_flight"] == 4, what="rows in flight")
+            until(lambda: run.done() and list(run.partials()), what="a batch and rows on the storage")
             # The kernel lets no file of this process grow beyond that, its log included.
             _, most = resource.prlimit(worker.pid, resource.RLIMIT_FSIZE, (300, resource.RLIM_INFINITY))
+            server.change(frozen=False, latency_s=0.1)
             until(lambda: [one for one in live.read(redis) if one.state == "paused"], what="the pause")
             until(lambda: server.stats()["in_flight"] == 0, what="no more requests")
             until(lambda: not files(storage, run), what="no half file, between two tries")

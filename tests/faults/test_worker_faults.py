@@ -35,6 +35,10 @@ SHORT = {
     "worker__probe_interval_s": 0.2,
 }
 
+STALL = {"kind": "stall", "after": 20, "times": 1}
+"""One canary and 19 rows are answered, then the server stands still until `frozen` is unset: what has to happen in
+mid-run happens then, however slow the machine."""
+
 WITHOUT_THE_RIGHTS_OF_ROOT = (
     sys.executable,
     "-c",
@@ -80,7 +84,7 @@ def test_a_batch_that_is_delivered_twice_is_done_once(
 def test_after_kill_9_another_worker_redoes_only_what_was_in_flight_or_not_yet_saved(
     settings: Settings, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
 ) -> None:
-    prompts = make_prompts(128)
+    prompts = make_prompts(256)
     slots, latency_s, interval_s = 4, 0.1, SHORT["worker__checkpoint_interval_s"]
     with FakeServer(model="tiny", latency_s=latency_s) as server:
         settings = changed(settings, worker__servers=[server.url], worker__concurrency=slots, **SHORT)
@@ -91,6 +95,7 @@ def test_after_kill_9_another_worker_redoes_only_what_was_in_flight_or_not_yet_s
             first.send(signal.SIGKILL)
             first.wait()
         before, kept = server.stats()["requests"] - 1, num_kept(run)  # one canary
+        server.change(latency_s=0)
         with WorkerProcess(settings, tmp_path / "second.log") as second:
             until(lambda: run.done() == names, what="all batches done")
         again = num_asked_again(prompts, [server], [first, second])
@@ -107,14 +112,17 @@ def test_sigterm_drains_and_the_next_worker_asks_no_row_again(
 ) -> None:
     prompts = make_prompts(64)
     redis = connect(settings)
-    with FakeServer(model="tiny", latency_s=0.3) as server:
+    with FakeServer(model="tiny", faults=[STALL]) as server:
         settings = changed(settings, worker__servers=[server.url], worker__concurrency=4)
         names = enqueue(settings, run, prompts, batch_size=32)
 
         with WorkerProcess(settings, tmp_path / "first.log") as first:
-            until(lambda: server.stats()["requests"] > 10, what="rows on the way")
+            until(lambda: server.stats()["in_flight"] == 4, what="rows in flight")
             first.send(signal.SIGTERM)
+            until(lambda: first.said("worker draining"), what="the drain")
+            server.change(frozen=False)
             code = first.wait()
+        kept = num_kept(run)
         held = Claims(redis, run.run_id, settings.claims, "test").held()
         waiting = queued(redis, "tiny")
         unacknowledged = redis.hlen("unacked")
@@ -127,6 +135,7 @@ def test_sigterm_drains_and_the_next_worker_asks_no_row_again(
     assert waiting == len(names)
     assert unacknowledged == 0
     assert redis.hlen(f"draftfleet:{run.run_id}:attempts") == 0
+    assert kept == 19 + 4
     assert requests == len(prompts) + 2  # one canary per worker
     assert_complete(run, prompts)
 
@@ -162,13 +171,15 @@ def test_a_storage_that_cannot_be_written_pauses_the_node_until_it_can(
     def shown() -> list[str]:
         return warnings(collect(settings, Accountant(run)))
 
-    with FakeServer(model="tiny", latency_s=0.1) as server:
+    with FakeServer(model="tiny", faults=[STALL]) as server:
         settings = changed(settings, worker__servers=[server.url], worker__concurrency=4, **SHORT)
         names = enqueue(settings, run, prompts)
         with WorkerProcess(settings, tmp_path / "worker.log", wrapper=WITHOUT_THE_RIGHTS_OF_ROOT) as worker:
-            until(lambda: len(run.done()) >= 1 and list(run.partials()), what="a first batch")
+            until(lambda: server.stats()["in_flight"] == 4, what="rows in flight")
+            until(lambda: run.done() and list(run.partials()), what="a batch and rows on the storage")
             for name in ("samples", "partial"):
                 (folder / name).chmod(0o555)
+            server.change(frozen=False, latency_s=0.1)
             until(lambda: worker.said("worker paused"), what="the pause")
             until(lambda: "is paused: could not write" in " ".join(shown()), what="the reason in `draftfleet status`")
             until(lambda: server.stats()["in_flight"] == 0, what="no more requests")
@@ -195,13 +206,14 @@ def test_a_storage_that_is_unmounted_pauses_the_node_and_costs_no_message_and_no
 ) -> None:
     prompts = make_prompts(120)
     redis = connect(settings)
-    with FakeServer(model="tiny", latency_s=0.1) as server:
+    with FakeServer(model="tiny", faults=[STALL]) as server:
         settings = changed(settings, worker__servers=[server.url], worker__concurrency=4, **SHORT)
         names = enqueue(settings, run, prompts)
         with WorkerProcess(settings, tmp_path / "worker.log") as worker:
-            until(lambda: len(run.done()) >= 1, what="a first batch")
+            until(lambda: server.stats()["in_flight"] == 4, what="rows in flight")
             storage.root.rename(tmp_path / "unmounted")
             storage.root.mkdir()
+            server.change(frozen=False, latency_s=0.1)
             until(lambda: worker.said("worker paused"), what="the pause")
             until(lambda: server.stats()["in_flight"] == 0, what="no more requests")
             until(lambda: _renewed(redis, run, times=4), what="four renewals")
@@ -224,15 +236,16 @@ def test_a_redis_that_is_killed_and_comes_back_costs_nothing(
     settings: Settings, run: Run, redis_server: Embedded, make_prompts: MakePrompts, until: Until, tmp_path: Path
 ) -> None:
     prompts = make_prompts(80)
-    with FakeServer(model="tiny", latency_s=0.1) as server:
+    with FakeServer(model="tiny", faults=[STALL]) as server:
         settings = changed(settings, worker__servers=[server.url], worker__concurrency=4, **SHORT)
         names = enqueue(settings, run, prompts)
         with WorkerProcess(settings, tmp_path / "worker.log") as worker:
-            until(lambda: len(run.done()) >= 1, what="a first batch")
+            until(lambda: server.stats()["in_flight"] == 4, what="rows in flight")
             done = len(run.done())
             assert redis_server.process is not None
             redis_server.process.kill()
             redis_server.process.wait()
+            server.change(frozen=False)
             until(lambda: len(run.done()) > done, what="a batch committed without Redis")
             redis_server.start()
             until(lambda: run.done() == names, what="all batches done")
@@ -250,17 +263,41 @@ def test_a_redis_that_forgot_everything_costs_nothing(
     settings: Settings, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
 ) -> None:
     prompts = make_prompts(80)
-    with FakeServer(model="tiny", latency_s=0.1) as server:
+    with FakeServer(model="tiny", faults=[STALL]) as server:
         settings = changed(settings, worker__servers=[server.url], worker__concurrency=4, **SHORT)
         names = enqueue(settings, run, prompts)
         with WorkerProcess(settings, tmp_path / "worker.log") as worker:
-            until(lambda: len(run.done()) >= 1, what="a first batch")
+            until(lambda: server.stats()["in_flight"] == 4, what="rows in flight")
             connect(settings).flushall()
+            until(lambda: worker.said("claim retaken"), what="the claims to be taken again")
+            server.change(frozen=False)
             until(lambda: run.done() == names, what="all batches done")
             requests = server.stats()["requests"]
 
     assert worker.said("missing batches published again")
     assert requests == len(prompts) + 1
+    assert_complete(run, prompts)
+
+
+def test_batches_that_only_the_storage_knows_are_found_though_a_reconciler_died_holding_its_lock(
+    settings: Settings, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
+) -> None:
+    prompts = make_prompts(24)
+    redis = connect(settings)
+    with FakeServer(model="tiny") as server:
+        settings = changed(settings, worker__servers=[server.url], **SHORT)
+        names = enqueue(settings, run, prompts)
+        redis.flushall()
+        lock = redis.lock("draftfleet:reconciling", timeout=60)
+        lock.acquire()
+        with WorkerProcess(settings, tmp_path / "worker.log") as worker:
+            until(lambda: worker.said("worker started"), what="the worker")
+            redis.pexpire("draftfleet:reconciling", 1)  # its time is up
+            until(lambda: run.done() == names, what="all batches done")
+        again = num_asked_again(prompts, [server], [worker])
+
+    assert worker.said("missing batches published again")
+    assert again == 0
     assert_complete(run, prompts)
 
 
