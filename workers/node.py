@@ -143,7 +143,8 @@ class Node:
     def wants_batch(self, num_received: int) -> bool:
         """Whether another batch should be taken. `num_received` are those taken whose tasks have not ended.
 
-        A batch that was received and is not yet in the pool counts as rows that wait, all of them.
+        A batch that was received and is not yet in the pool counts as rows that wait, all of them. Rows that free slots
+        are about to take count as in flight.
         """
         if (
             self.state != "working"
@@ -155,7 +156,7 @@ class Node:
         batch_rows = max((len(batch.prompts) for batch in held), default=0) or self.settings.producer.batch_size
         num_counted = sum(batch.is_submitted for batch in held) + self.holdings.num_settling
         num_coming = max(0, num_received - num_counted - self.suspects.num_waiting)
-        num_waiting = self.pool.num_waiting + num_coming * batch_rows
+        num_waiting = self.pool.num_waiting + num_coming * batch_rows - self.servers.num_free
         return num_waiting < self.settings.worker.watermark_batches * batch_rows
 
     def wait_ready(self) -> None:

@@ -80,6 +80,11 @@ class Servers:
             server.changed(server.concurrency.configure(time.monotonic(), most=most, pinned=pinned))
         self._notify()
 
+    @property
+    def num_free(self) -> int:
+        """Slots that rows may take as soon as they come, those of servers that their canary still keeps included."""
+        return sum(max(0, server.limit - server.in_flight) for server in self.ready if not server.held_s)
+
     def pick(self, run_id: str, *, avoid: str = "", alone: bool = False) -> Server | None:
         """The server with the least outstanding work: requests in flight by measured seconds per token.
 
