@@ -112,6 +112,8 @@ local raw = redis.call('HGET', KEYS[1], ARGV[1])
 local answer = 'kept'
 if not raw then
   answer = 'retaken'
+  -- A sweep took its holder for dead, and nobody had it since: that was no attempt.
+  if redis.call('HINCRBY', KEYS[2], ARGV[1], -1) <= 0 then redis.call('HDEL', KEYS[2], ARGV[1]) end
 elseif cjson.decode(raw)[1] ~= ARGV[2] then
   return 'lost'
 end

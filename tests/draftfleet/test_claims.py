@@ -100,6 +100,21 @@ def test_a_lapse_with_saved_rows_counts_none_and_forgives_earlier_ones(
     assert taken(holder).attempt == 1
 
 
+def test_a_holder_that_was_taken_for_dead_and_renews_its_claim_cost_no_attempt(
+    make_claims: Callable[..., Claims], until: Until
+) -> None:
+    dead, holder, third = make_claims("dead", ttl_s=0.02), make_claims("holder", ttl_s=0.02), make_claims("third")
+    dead.take("b")
+    until(dead.sweep)
+    taken = holder.take("b")
+    until(holder.sweep)
+
+    renewals = [holder.renew({"b": Holding(taken.token)})["b"] for _ in range(2)]
+
+    assert renewals == ["retaken", "kept"]
+    assert [lapsed.attempts for lapsed in until(third.sweep)] == [2]  # that of the dead one, and this
+
+
 def test_renewal_keeps_a_claim_alive_and_reports_each(make_claims: Callable[..., Claims]) -> None:
     claims, other = make_claims("ours"), make_claims("other")
     token = taken(claims).token

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import signal
 import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from draftfleet.settings import Settings
 from draftfleet.status import collect, warnings
 from draftfleet.storage import FileStorage
 from draftfleet.testing import FakeServer
+from draftfleet.testing.checks import assert_complete, num_asked_again, num_kept
 from draftfleet.testing.workers import WorkerProcess, changed, enqueue
 
 Until = Callable[..., Any]
@@ -35,6 +35,10 @@ SHORT = {
     "worker__probe_interval_s": 0.2,
 }
 
+STALL = {"kind": "stall", "after": 20, "times": 1}
+"""One canary and 19 rows are answered, then the server stands still until `frozen` is unset: what has to happen in
+mid-run happens then, however slow the machine."""
+
 WITHOUT_THE_RIGHTS_OF_ROOT = (
     sys.executable,
     "-c",
@@ -43,48 +47,44 @@ WITHOUT_THE_RIGHTS_OF_ROOT = (
 )
 
 
-def assert_complete(run: Run, prompts: list[Prompt]) -> None:
-    """Every row once, none failed, and the account agrees."""
-    samples = [sample for name in run.done() for sample in run.read_samples(name)]
-    assert Counter(sample.row_key for sample in samples) == Counter(prompt.row_key for prompt in prompts)
-    assert [sample.error for sample in samples if sample.outcome == "failed"] == []
-    account = Accountant(run).account()
-    assert account.holds
-    assert account.pending == 0
-
-
 def test_a_batch_that_is_delivered_twice_is_done_once(
     settings: Settings, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
 ) -> None:
     prompts = make_prompts(8)
-    with FakeServer(model="tiny", latency_s=0.2) as one, FakeServer(model="tiny", latency_s=0.2) as other:
+    with FakeServer(model="tiny", frozen=True) as one, FakeServer(model="tiny", frozen=True) as other:
         settings = changed(settings, worker__concurrency=1, **SHORT)
-        names = enqueue(settings, run, prompts)
-        for _ in range(3):
-            publish(make_app(settings), connect(settings), run, "tiny", names)
-
-        logs = [tmp_path / "one.log", tmp_path / "other.log"]
+        app, redis = make_app(settings), connect(settings)
         workers = [
-            WorkerProcess(changed(settings, worker__servers=[server.url]), log)
-            for server, log in zip((one, other), logs, strict=True)
+            WorkerProcess(changed(settings, worker__servers=[server.url]), tmp_path / f"{number}.log")
+            for number, server in enumerate((one, other))
         ]
         with workers[0], workers[1]:
-            until(lambda: run.done() == names, what="the batch")
-            until(lambda: queued(connect(settings), "tiny") == 0, what="an empty queue")
-            until(lambda: sum(len(worker.said("batch ")) for worker in workers) >= 2)
-        asked = Counter[str]()
-        for server in (one, other):
-            asked.update({text: row["requests"] for text, row in server.stats()["rows"].items()})
+            until(lambda: all(worker.said("worker started") for worker in workers), what="both workers")
+            names = enqueue(settings, run, prompts)
+            [first] = until(lambda: [worker for worker in workers if worker.said("batch taken")], what="a holder")
+            [second] = [worker for worker in workers if worker is not first]
 
-    assert_complete(run, prompts)
+            def is_refused() -> list[str]:
+                publish(app, redis, run, "tiny", names)
+                return second.said("second delivery dropped")
+
+            [said, *_] = until(is_refused, what="the other to be given the batch as well")
+            for server in (one, other):
+                server.change(frozen=False)
+            until(lambda: run.done() == names, what="the batch")
+            until(lambda: queued(redis, "tiny") == 0, what="an empty queue")
+        again = num_asked_again(prompts, [one, other], workers)
+
+    assert str(first.pid) in said.partition("holder=")[2]
+    assert again == 0
     assert sum(len(worker.said("batch done")) for worker in workers) == 1
-    assert sum(asked.values()) <= len(prompts) + 2  # one canary per server
+    assert_complete(run, prompts)
 
 
 def test_after_kill_9_another_worker_redoes_only_what_was_in_flight_or_not_yet_saved(
     settings: Settings, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
 ) -> None:
-    prompts = make_prompts(64)
+    prompts = make_prompts(256)
     slots, latency_s, interval_s = 4, 0.1, SHORT["worker__checkpoint_interval_s"]
     with FakeServer(model="tiny", latency_s=latency_s) as server:
         settings = changed(settings, worker__servers=[server.url], worker__concurrency=slots, **SHORT)
@@ -94,16 +94,17 @@ def test_after_kill_9_another_worker_redoes_only_what_was_in_flight_or_not_yet_s
             until(lambda: list(run.partials()) and server.stats()["requests"] > 16, what="rows on the way")
             first.send(signal.SIGKILL)
             first.wait()
-        before = server.stats()["requests"]
-        with WorkerProcess(settings, tmp_path / "second.log"):
+        before, kept = server.stats()["requests"] - 1, num_kept(run)  # one canary
+        server.change(latency_s=0)
+        with WorkerProcess(settings, tmp_path / "second.log") as second:
             until(lambda: run.done() == names, what="all batches done")
-        total = server.stats()["requests"]
+        again = num_asked_again(prompts, [server], [first, second])
 
-    assert_complete(run, prompts)
-    assert 16 < before < len(prompts)
+    assert 16 <= before < len(prompts)
+    assert again == before - kept
     # In flight: one per slot. Unsaved: what the slots finish in an interval, and in the time a write may take.
-    regenerated = total - len(prompts) - 2  # one canary per worker
-    assert regenerated <= slots + slots * (interval_s + 0.5) / latency_s
+    assert again <= slots + slots * (interval_s + 1) / latency_s
+    assert_complete(run, prompts)
 
 
 def test_sigterm_drains_and_the_next_worker_asks_no_row_again(
@@ -111,14 +112,17 @@ def test_sigterm_drains_and_the_next_worker_asks_no_row_again(
 ) -> None:
     prompts = make_prompts(64)
     redis = connect(settings)
-    with FakeServer(model="tiny", latency_s=0.3) as server:
+    with FakeServer(model="tiny", faults=[STALL]) as server:
         settings = changed(settings, worker__servers=[server.url], worker__concurrency=4)
         names = enqueue(settings, run, prompts, batch_size=32)
 
         with WorkerProcess(settings, tmp_path / "first.log") as first:
-            until(lambda: server.stats()["requests"] > 10, what="rows on the way")
+            until(lambda: server.stats()["in_flight"] == 4, what="rows in flight")
             first.send(signal.SIGTERM)
+            until(lambda: first.said("worker draining"), what="the drain")
+            server.change(frozen=False)
             code = first.wait()
+        kept = num_kept(run)
         held = Claims(redis, run.run_id, settings.claims, "test").held()
         waiting = queued(redis, "tiny")
         unacknowledged = redis.hlen("unacked")
@@ -131,6 +135,7 @@ def test_sigterm_drains_and_the_next_worker_asks_no_row_again(
     assert waiting == len(names)
     assert unacknowledged == 0
     assert redis.hlen(f"draftfleet:{run.run_id}:attempts") == 0
+    assert kept == 19 + 4
     assert requests == len(prompts) + 2  # one canary per worker
     assert_complete(run, prompts)
 
@@ -156,29 +161,6 @@ def test_a_second_signal_does_not_wait_for_rows_in_flight_and_still_releases(
     assert queued(redis, "tiny") == len(names)
 
 
-def test_a_frozen_worker_s_batch_is_done_by_another_and_committed_once(
-    settings: Settings, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
-) -> None:
-    prompts = make_prompts(16)
-    with FakeServer(model="tiny", latency_s=0.2) as one, FakeServer(model="tiny", latency_s=0.1) as other:
-        settings = changed(settings, worker__concurrency=1, **SHORT)
-        names = enqueue(settings, run, prompts, batch_size=16)
-        frozen = WorkerProcess(changed(settings, worker__servers=[one.url]), tmp_path / "frozen.log")
-        second = WorkerProcess(changed(settings, worker__servers=[other.url]), tmp_path / "second.log")
-
-        with frozen:
-            until(lambda: one.stats()["requests"] > 3, what="rows on the way")
-            frozen.send(signal.SIGSTOP)
-            with second:
-                until(lambda: second.said("batch taken"), what="the second holder")
-                frozen.send(signal.SIGCONT)
-                until(lambda: frozen.said("batch left to its new holder"), what="the first to let go")
-                until(lambda: run.done() == names, what="the batch")
-
-    assert_complete(run, prompts)
-    assert not frozen.said("batch done")
-
-
 def test_a_storage_that_cannot_be_written_pauses_the_node_until_it_can(
     settings: Settings, run: Run, storage: FileStorage, make_prompts: MakePrompts, until: Until, tmp_path: Path
 ) -> None:
@@ -189,13 +171,15 @@ def test_a_storage_that_cannot_be_written_pauses_the_node_until_it_can(
     def shown() -> list[str]:
         return warnings(collect(settings, Accountant(run)))
 
-    with FakeServer(model="tiny", latency_s=0.1) as server:
+    with FakeServer(model="tiny", faults=[STALL]) as server:
         settings = changed(settings, worker__servers=[server.url], worker__concurrency=4, **SHORT)
         names = enqueue(settings, run, prompts)
         with WorkerProcess(settings, tmp_path / "worker.log", wrapper=WITHOUT_THE_RIGHTS_OF_ROOT) as worker:
-            until(lambda: len(run.done()) >= 1 and list(run.partials()), what="a first batch")
+            until(lambda: server.stats()["in_flight"] == 4, what="rows in flight")
+            until(lambda: run.done() and list(run.partials()), what="a batch and rows on the storage")
             for name in ("samples", "partial"):
                 (folder / name).chmod(0o555)
+            server.change(frozen=False, latency_s=0.1)
             until(lambda: worker.said("worker paused"), what="the pause")
             until(lambda: "is paused: could not write" in " ".join(shown()), what="the reason in `draftfleet status`")
             until(lambda: server.stats()["in_flight"] == 0, what="no more requests")
@@ -222,13 +206,14 @@ def test_a_storage_that_is_unmounted_pauses_the_node_and_costs_no_message_and_no
 ) -> None:
     prompts = make_prompts(120)
     redis = connect(settings)
-    with FakeServer(model="tiny", latency_s=0.1) as server:
+    with FakeServer(model="tiny", faults=[STALL]) as server:
         settings = changed(settings, worker__servers=[server.url], worker__concurrency=4, **SHORT)
         names = enqueue(settings, run, prompts)
         with WorkerProcess(settings, tmp_path / "worker.log") as worker:
-            until(lambda: len(run.done()) >= 1, what="a first batch")
+            until(lambda: server.stats()["in_flight"] == 4, what="rows in flight")
             storage.root.rename(tmp_path / "unmounted")
             storage.root.mkdir()
+            server.change(frozen=False, latency_s=0.1)
             until(lambda: worker.said("worker paused"), what="the pause")
             until(lambda: server.stats()["in_flight"] == 0, what="no more requests")
             until(lambda: _renewed(redis, run, times=4), what="four renewals")
@@ -251,15 +236,16 @@ def test_a_redis_that_is_killed_and_comes_back_costs_nothing(
     settings: Settings, run: Run, redis_server: Embedded, make_prompts: MakePrompts, until: Until, tmp_path: Path
 ) -> None:
     prompts = make_prompts(80)
-    with FakeServer(model="tiny", latency_s=0.1) as server:
+    with FakeServer(model="tiny", faults=[STALL]) as server:
         settings = changed(settings, worker__servers=[server.url], worker__concurrency=4, **SHORT)
         names = enqueue(settings, run, prompts)
         with WorkerProcess(settings, tmp_path / "worker.log") as worker:
-            until(lambda: len(run.done()) >= 1, what="a first batch")
+            until(lambda: server.stats()["in_flight"] == 4, what="rows in flight")
             done = len(run.done())
             assert redis_server.process is not None
             redis_server.process.kill()
             redis_server.process.wait()
+            server.change(frozen=False)
             until(lambda: len(run.done()) > done, what="a batch committed without Redis")
             redis_server.start()
             until(lambda: run.done() == names, what="all batches done")
@@ -277,17 +263,41 @@ def test_a_redis_that_forgot_everything_costs_nothing(
     settings: Settings, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
 ) -> None:
     prompts = make_prompts(80)
-    with FakeServer(model="tiny", latency_s=0.1) as server:
+    with FakeServer(model="tiny", faults=[STALL]) as server:
         settings = changed(settings, worker__servers=[server.url], worker__concurrency=4, **SHORT)
         names = enqueue(settings, run, prompts)
         with WorkerProcess(settings, tmp_path / "worker.log") as worker:
-            until(lambda: len(run.done()) >= 1, what="a first batch")
+            until(lambda: server.stats()["in_flight"] == 4, what="rows in flight")
             connect(settings).flushall()
+            until(lambda: worker.said("claim retaken"), what="the claims to be taken again")
+            server.change(frozen=False)
             until(lambda: run.done() == names, what="all batches done")
             requests = server.stats()["requests"]
 
     assert worker.said("missing batches published again")
     assert requests == len(prompts) + 1
+    assert_complete(run, prompts)
+
+
+def test_batches_that_only_the_storage_knows_are_found_though_a_reconciler_died_holding_its_lock(
+    settings: Settings, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
+) -> None:
+    prompts = make_prompts(24)
+    redis = connect(settings)
+    with FakeServer(model="tiny") as server:
+        settings = changed(settings, worker__servers=[server.url], **SHORT)
+        names = enqueue(settings, run, prompts)
+        redis.flushall()
+        lock = redis.lock("draftfleet:reconciling", timeout=60)
+        lock.acquire()
+        with WorkerProcess(settings, tmp_path / "worker.log") as worker:
+            until(lambda: worker.said("worker started"), what="the worker")
+            redis.pexpire("draftfleet:reconciling", 1)  # its time is up
+            until(lambda: run.done() == names, what="all batches done")
+        again = num_asked_again(prompts, [server], [worker])
+
+    assert worker.said("missing batches published again")
+    assert again == 0
     assert_complete(run, prompts)
 
 
