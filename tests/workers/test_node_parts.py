@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace as Namespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from workers.client import Client
 from workers.generate import Generator, row_seed
 from workers.guard import Guard
 from workers.holdings import Holdings
+from workers.node import Node
 from workers.node_lock import NodeLock
 from workers.partials import Partials
 
@@ -147,6 +149,20 @@ def test_only_being_told_to_stop_ends_the_wait_for_a_folder() -> None:
 
     assert len(caught) == 1
     assert not guard.is_blocked
+
+
+def test_a_pool_is_told_what_holds_when_it_hears_it_not_what_held_when_it_was_said() -> None:
+    said: list[Callable[[], object]] = []
+    heard: list[bool] = []
+    node = Namespace(
+        loop=Namespace(call=said.append), pool=Namespace(pause=heard.append), guard=Namespace(is_blocked=True)
+    )
+
+    Node._storage_changed(node)  # pyright: ignore[reportArgumentType]
+    node.guard.is_blocked = False  # another thread reached the storage before the loop came to it
+    said[0]()
+
+    assert heard == [False]
 
 
 def test_a_missing_file_is_no_fault_of_the_folder() -> None:
