@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from draftfleet.again import Again
+from draftfleet.again import Again, rank
 from draftfleet.errors import CorruptFile
 from draftfleet.index import Entry
 from draftfleet.names import parent_of
-from draftfleet.outcomes import Counts, best
+from draftfleet.outcomes import Counts
 from draftfleet.records import Sample
 from draftfleet.runs import Run
 
@@ -65,6 +65,7 @@ class Accountant:
         self._samples: dict[str, Entry] = {}
         self._prompts: dict[str, Entry] = {}
         self._counts: dict[tuple[str, int], Counts] = {}
+        self._by_row: dict[tuple[str, int], dict[str, Counts]] = {}
         self._sizes: dict[str, int] = {}
         self._again = Again(run)
 
@@ -108,14 +109,17 @@ class Accountant:
                 total += self._of(batch, size)
             except CorruptFile:
                 corrupt.append(batch)
+        graves: dict[str, list[Sample]] = defaultdict(list)
+        for batch, sample in dead.items():
+            graves[parent_of(batch)[0]].append(sample)
         for parent in split:
             try:
-                samples = [sample for batch in families[parent] for sample in self.run.read_samples(batch)]
+                said = [self._rows(batch, done[batch]) for batch in families[parent]]
             except CorruptFile:
                 corrupt.extend(families[parent])
                 continue
-            samples += [sample for batch, sample in dead.items() if parent_of(batch)[0] == parent]
-            total += Counts.of(best(samples).values())
+            said += [{sample.row_key: Counts.of([sample])} for sample in graves[parent]]
+            total += Counts.total(list(_best(said).values()))
         total += Counts.of(sample for batch, sample in dead.items() if parent_of(batch)[0] not in split)
         return total, corrupt
 
@@ -129,6 +133,13 @@ class Accountant:
             self._counts[key] = self.run.counts(batch)
         return self._counts[key]
 
+    def _rows(self, batch: str, size: int) -> dict[str, Counts]:
+        """What a shard says of each row: of those that stand beside others of the same row."""
+        key = batch, size
+        if key not in self._by_row:
+            self._by_row[key] = self.run.outcomes(batch)
+        return self._by_row[key]
+
     def _size(self, batch: str) -> int:
         if parent_of(batch)[1] is not None:
             return 1
@@ -137,6 +148,16 @@ class Accountant:
         if batch not in self._sizes:
             self._sizes[batch] = len(self.run.read_prompts(batch))
         return self._sizes[batch]
+
+
+def _best(said: Iterable[Mapping[str, Counts]]) -> dict[str, Counts]:
+    """Each row once. The first of equals stays."""
+    chosen: dict[str, Counts] = {}
+    for rows in said:
+        for key, counts in rows.items():
+            if key not in chosen or rank(counts) < rank(chosen[key]):
+                chosen[key] = counts
+    return chosen
 
 
 def repair(run: Run) -> list[str]:

@@ -55,6 +55,21 @@ def test_a_late_shard_of_a_split_batch_beats_the_grave_and_doubles_nothing(
     assert accounting.holds
 
 
+def test_shards_of_single_rows_are_read_once_however_often_is_counted(
+    half_done: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accountant = Accountant(half_done)
+    first = accountant.account()
+    reads: list[str] = []
+    read = half_done.storage.read
+    monkeypatch.setattr(half_done.storage, "read", lambda path: (reads.append(path), read(path))[1])
+
+    again = accountant.account()
+
+    assert again == first
+    assert [path for path in reads if "/samples/" in path] == []
+
+
 def test_a_shard_after_the_grave_beats_it(half_done: Run, make_sample: MakeSample) -> None:
     dead = parts_of(batch_id("train", 1), 4)[1]
 
