@@ -169,10 +169,10 @@ class Reconciler:
 
     def _work_again(self, run: Run, claim: Lapsed) -> None:
         parent, row = parent_of(claim.name)
-        if run.is_done(claim.name) or run.is_done(parent) or not control.read(run).is_running:
+        if run.is_done(claim.name) or run.is_done(parent) or not (controlled := control.read(run)).is_running:
             return
         if claim.attempts < self._knobs.max_attempts or (row is not None and claim.others):
-            self._publish(run, [claim.name])
+            self._publish(run, [claim.name], controlled)
             return
         try:
             prompts = run.read_prompts(claim.name)
@@ -185,7 +185,7 @@ class Reconciler:
             log.error(event("row given up", run=run.name, batch=claim.name, attempts=claim.attempts))
         else:
             run.split(claim.name, len(prompts))
-            self._publish(run, parts_of(claim.name, len(prompts)))
+            self._publish(run, parts_of(claim.name, len(prompts)), controlled)
             log.warning(event("batch split", run=run.name, batch=claim.name, rows=len(prompts)))
 
     def _republish(self, run: Run) -> int:
@@ -225,7 +225,7 @@ class Reconciler:
             if batch not in claimed and now_s - int(stamp or 0) > patience_s
         ]
 
-    def _publish(self, run: Run, batches: Sequence[str], controlled: Control | None = None) -> None:
+    def _publish(self, run: Run, batches: Sequence[str], controlled: Control) -> None:
         publish(self._app, self._client, run, model_of(run), batches, retry=True, controlled=controlled)
 
 
