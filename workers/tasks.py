@@ -64,7 +64,7 @@ def generate(node: Node, body: object, task_id: str, delivery: Mapping[str, Any]
     try:
         with node.suspects.turn(message.batch) as is_our_turn:
             if not is_our_turn:
-                _publish_again(node, found.run, message.batch)
+                _publish_again(node, found.run, message.batch, retry=node.draining.is_set())
             elif _is_its_turn(node, found.run, message.batch, delivery):  # once more: a single row may have waited long
                 _claim(node, found, message.batch, task_id)
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -14,12 +15,13 @@ from draftfleet import control
 from draftfleet.claims import Claims
 from draftfleet.control import Control
 from draftfleet.errors import StorageError
-from draftfleet.queue import STEPS, connect, make_app, queued
+from draftfleet.queue import STEPS, connect, keys, make_app, queued
 from draftfleet.records import SCHEMA_VERSION, BatchMessage
 from draftfleet.runs import Run
 from draftfleet.settings import Sampling, Settings
 from workers import tasks
 from workers.batch import Batch, Content
+from workers.suspects import Suspects
 from workers.tally import Tally
 
 BATCH = "train-000000"
@@ -128,3 +130,25 @@ def test_a_batch_whose_task_raises_leaves_no_rows_in_the_pool(
 
     assert withdrawn == [BATCH]
     assert claims.holder(BATCH) == "us"  # it lapses: that it raised is an attempt
+
+
+def test_a_row_that_waited_too_long_for_its_turn_goes_to_the_end_of_the_queue(
+    settings: Settings, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.suspects.TURN_S", 0.05)
+    node = a_node(settings, run)
+    node.state, node.draining = "working", threading.Event()
+    node.find = lambda message: SimpleNamespace(run=run)
+    node.suspects = Suspects(node.draining)
+    node.holdings = SimpleNamespace(reserve=lambda key: True, free=lambda key: None)
+    message = BatchMessage(v=SCHEMA_VERSION, run_id=run.run_id, run=run.name, batch=f"{BATCH}.0001")
+
+    with node.suspects.turn(f"{BATCH}.0000") as is_first:
+        tasks.generate(node, message.model_dump(), "id", {"priority": STEPS["normal"]})
+
+    assert is_first
+    assert node.suspects.num_waiting == 0
+    assert [sum(node.redis.llen(key) for key in keys(name)) for name in ("generate.tiny", "generate-again.tiny")] == [
+        1,
+        0,
+    ]
