@@ -9,9 +9,8 @@ outstanding batches, so that the second identity is a check and not a definition
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -158,34 +157,6 @@ def _best(said: Iterable[Mapping[str, Counts]]) -> dict[str, Counts]:
             if key not in chosen or rank(counts) < rank(chosen[key]):
                 chosen[key] = counts
     return chosen
-
-
-def repair(run: Run) -> list[str]:
-    """Move shards that cannot be read aside, so that their batches are done again. Returns their batches.
-
-    Reads every shard whole, since a footer can be sound where a page is not.
-    """
-    corrupt: list[str] = []
-    for batch in run.done():
-        try:
-            run.read_samples(batch)
-        except CorruptFile:
-            corrupt.append(batch)
-    return set_aside(run, corrupt)
-
-
-def set_aside(run: Run, corrupt: Sequence[str]) -> list[str]:
-    """Move these shards aside. Returns the batches of those that were still there."""
-    moved: list[str] = []
-    for batch in corrupt:
-        try:
-            run.set_aside(batch)
-        except FileNotFoundError:  # another did
-            continue
-        moved.append(batch)
-    if moved and (sealed := run.sealed()) is not None:
-        run.seal(sealed | {"repaired_at": time.time()})  # reconcilers that took the run for finished look again
-    return moved
 
 
 def to_json(accounting: Accounting) -> dict[str, Any]:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from draftfleet.accounting import Accountant, repair
+from draftfleet.accounting import Accountant
 from draftfleet.names import batch_id, parts_of
 from draftfleet.records import Prompt, Sample
+from draftfleet.repair import move_aside
 from draftfleet.runs import Run
 from draftfleet.storage import FileStorage
 
@@ -96,7 +97,7 @@ def test_a_corrupt_shard_is_named_counts_as_pending_and_is_repaired(half_done: R
     assert before.corrupt == [done]
     assert (before.pending, before.holds) == (10, True)
 
-    assert repair(half_done) == [done]
+    assert move_aside(half_done) == [done]
     after = Accountant(half_done).account()
     assert (after.pending, after.corrupt, after.holds) == (10, [], True)
 
