@@ -9,17 +9,16 @@ outstanding batches, so that the second identity is a check and not a definition
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from draftfleet.again import Again
+from draftfleet.again import Again, rank
 from draftfleet.errors import CorruptFile
 from draftfleet.index import Entry
 from draftfleet.names import parent_of
-from draftfleet.outcomes import Counts, best
+from draftfleet.outcomes import Counts
 from draftfleet.records import Sample
 from draftfleet.runs import Run
 
@@ -65,6 +64,7 @@ class Accountant:
         self._samples: dict[str, Entry] = {}
         self._prompts: dict[str, Entry] = {}
         self._counts: dict[tuple[str, int], Counts] = {}
+        self._by_row: dict[tuple[str, int], dict[str, Counts]] = {}
         self._sizes: dict[str, int] = {}
         self._again = Again(run)
 
@@ -108,14 +108,17 @@ class Accountant:
                 total += self._of(batch, size)
             except CorruptFile:
                 corrupt.append(batch)
+        graves: dict[str, list[Sample]] = defaultdict(list)
+        for batch, sample in dead.items():
+            graves[parent_of(batch)[0]].append(sample)
         for parent in split:
             try:
-                samples = [sample for batch in families[parent] for sample in self.run.read_samples(batch)]
+                said = [self._rows(batch, done[batch]) for batch in families[parent]]
             except CorruptFile:
                 corrupt.extend(families[parent])
                 continue
-            samples += [sample for batch, sample in dead.items() if parent_of(batch)[0] == parent]
-            total += Counts.of(best(samples).values())
+            said += [{sample.row_key: Counts.of([sample])} for sample in graves[parent]]
+            total += Counts.total(list(_best(said).values()))
         total += Counts.of(sample for batch, sample in dead.items() if parent_of(batch)[0] not in split)
         return total, corrupt
 
@@ -129,6 +132,13 @@ class Accountant:
             self._counts[key] = self.run.counts(batch)
         return self._counts[key]
 
+    def _rows(self, batch: str, size: int) -> dict[str, Counts]:
+        """What a shard says of each row: of those that stand beside others of the same row."""
+        key = batch, size
+        if key not in self._by_row:
+            self._by_row[key] = self.run.outcomes(batch)
+        return self._by_row[key]
+
     def _size(self, batch: str) -> int:
         if parent_of(batch)[1] is not None:
             return 1
@@ -139,32 +149,14 @@ class Accountant:
         return self._sizes[batch]
 
 
-def repair(run: Run) -> list[str]:
-    """Move shards that cannot be read aside, so that their batches are done again. Returns their batches.
-
-    Reads every shard whole, since a footer can be sound where a page is not.
-    """
-    corrupt: list[str] = []
-    for batch in run.done():
-        try:
-            run.read_samples(batch)
-        except CorruptFile:
-            corrupt.append(batch)
-    return set_aside(run, corrupt)
-
-
-def set_aside(run: Run, corrupt: Sequence[str]) -> list[str]:
-    """Move these shards aside. Returns the batches of those that were still there."""
-    moved: list[str] = []
-    for batch in corrupt:
-        try:
-            run.set_aside(batch)
-        except FileNotFoundError:  # another did
-            continue
-        moved.append(batch)
-    if moved and (sealed := run.sealed()) is not None:
-        run.seal(sealed | {"repaired_at": time.time()})  # reconcilers that took the run for finished look again
-    return moved
+def _best(said: Iterable[Mapping[str, Counts]]) -> dict[str, Counts]:
+    """Each row once. The first of equals stays."""
+    chosen: dict[str, Counts] = {}
+    for rows in said:
+        for key, counts in rows.items():
+            if key not in chosen or rank(counts) < rank(chosen[key]):
+                chosen[key] = counts
+    return chosen
 
 
 def to_json(accounting: Accounting) -> dict[str, Any]:

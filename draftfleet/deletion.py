@@ -18,8 +18,6 @@ from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.storage import Storage, open_storage
 
-FOLDERS = ("samples", "partial", "prompts", "split", "dead", "corrupt", "again", "index", "drafters")
-
 LOOK_S = 0.2
 LET_GO_S = 15.0
 """After the tombstone, how long holders that took a batch just before it may take to see it. They look every 2 s."""
@@ -39,9 +37,16 @@ def delete(settings: Settings) -> str:
     run = find(settings)
     client = connect(settings)
     try:
-        _refuse_if_held(client, run, settings, patience_s=0)
+        free_it = (
+            f"`draftfleet cancel {run.name}` makes workers let go of it within seconds, "
+            f"`draftfleet pause {run.name}` once the rows in flight are finished; a training ends with its trainer."
+        )
+        _refuse_if_held(client, run, settings, patience_s=0, what_to_do=free_it)
         control.bury(run)
-        _refuse_if_held(client, run, settings, patience_s=LET_GO_S)
+        go_on = (
+            f"They let go of it soon, and nobody takes it any more: `draftfleet runs delete {run.name}` goes on then."
+        )
+        _refuse_if_held(client, run, settings, patience_s=LET_GO_S, what_to_do=go_on)
         cleanup.remove_keys(client, run.storage)
     except redis.RedisError as error:
         raise QueueError(f"Redis failed: {error}. Nothing was deleted; delete run {run.name} again.") from error
@@ -51,7 +56,7 @@ def delete(settings: Settings) -> str:
 
 def remove_files(storage: Storage, name: str) -> None:
     """All of a run's folder, run.json last."""
-    for folder in FOLDERS:
+    for folder in list(storage.folders(name)):
         storage.delete_folder(f"{name}/{folder}")
     for file in list(storage.list(name)):
         if file != "run.json":
@@ -59,16 +64,12 @@ def remove_files(storage: Storage, name: str) -> None:
     storage.delete_folder(name)
 
 
-def _refuse_if_held(client: redis.Redis, run: Run, settings: Settings, *, patience_s: float) -> None:
+def _refuse_if_held(client: redis.Redis, run: Run, settings: Settings, *, patience_s: float, what_to_do: str) -> None:
     deadline = time.monotonic() + patience_s
     while holders := Claims(client, run.run_id, settings.claims, "deletion").holders():
         if time.monotonic() >= deadline:
             listing = "\n".join(f"  {owner}: {_shown(names)}" for owner, names in holders.items())
-            raise RunBusy(
-                f"run {run.name} is being worked on:\n{listing}\n"
-                f"`draftfleet cancel {run.name}` makes workers let go of it within seconds, "
-                f"`draftfleet pause {run.name}` once the rows in flight are finished; a training ends with its trainer."
-            )
+            raise RunBusy(f"run {run.name} is being worked on:\n{listing}\n{what_to_do}")
         time.sleep(LOOK_S)
 
 

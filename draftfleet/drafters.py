@@ -25,6 +25,12 @@ def read(run: Run, drafter: str, file: str) -> dict[str, Any] | None:
         raise CorruptFile(f"{run.storage.url}/{path} cannot be read: {error}. Restore it from a copy.") from None
 
 
+def unfinished(run: Run) -> list[str]:
+    """Those that were asked for and whose training has not come to its end."""
+    asked = [name for name in names(run) if run.storage.exists(_path(run, name, "drafter-settings.json"))]
+    return [name for name in asked if not _is_finished(run, name)]
+
+
 def share(run: Run, drafter: str, part: str) -> None:
     """A subfolder of the drafter's folder on this node is finished: let all nodes see it as it is here."""
     run.storage.share(_path(run, drafter, part))
@@ -33,6 +39,14 @@ def share(run: Run, drafter: str, part: str) -> None:
 def fetch(run: Run, drafter: str, part: str) -> None:
     """Bring what other nodes have finished of a subfolder of the drafter's folder."""
     run.storage.fetch(_path(run, drafter, part))
+
+
+def _is_finished(run: Run, drafter: str) -> bool:
+    try:
+        progress = read(run, drafter, "progress.json")
+    except CorruptFile:
+        return False
+    return bool(progress and progress.get("finished"))
 
 
 def _path(run: Run, drafter: str, part: str) -> str:

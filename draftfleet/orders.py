@@ -17,7 +17,7 @@ from draftfleet.budget import reached
 from draftfleet.claims import Claims, published_key
 from draftfleet.control import PRIORITIES, Control
 from draftfleet.errors import QueueError, RunError, SettingsError
-from draftfleet.queue import connect, make_app, publish
+from draftfleet.queue import TRAIN_FIELD, chunks, connect, forget_published, make_app, publish
 from draftfleet.reconcile import model_of
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
@@ -115,9 +115,9 @@ def _refuse_if_spent(run: Run, controlled: Control) -> None:
 
 
 def _forget_batches(client: redis.Redis, run: Run) -> None:
-    fields = [str(name) for name in client.hkeys(published_key(run.run_id)) if not str(name).startswith("train:")]
-    if fields:
-        client.hdel(published_key(run.run_id), *fields)
+    names = map(str, client.hkeys(published_key(run.run_id)))
+    for fields in chunks(name for name in names if not name.startswith(TRAIN_FIELD)):
+        forget_published(client, run.run_id, fields)
 
 
 def _publish(settings: Settings, run: Run, controlled: Control) -> str:

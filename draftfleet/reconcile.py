@@ -6,19 +6,17 @@ storage, for batches that nobody has, wherever their message went.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import Any
 
 import redis
 from celery import Celery
 
-from draftfleet import again, cleanup, control, settings
+from draftfleet import again, cleanup, control, drafters, settings
 from draftfleet.claims import Claims, Lapsed, published_key
 from draftfleet.control import Control
 from draftfleet.errors import CorruptFile, RunMissing, StorageError
@@ -53,8 +51,9 @@ class Reconciler:
         self._storage = storage
         self._knobs = knobs
         self._models = models
+        self._known: dict[str, Run] = {}
         self._runs: dict[str, Run] = {}
-        self._finished: dict[str, tuple[dict[str, Any], list[str]]] = {}
+        self._finished: dict[str, tuple[tuple[dict[str, Any], list[str]], float]] = {}
         self._owed: dict[str, deque[Lapsed]] = defaultdict(deque)
         self._unseen: dict[str, set[str]] = {}
 
@@ -67,14 +66,14 @@ class Reconciler:
         """The runs to look after, read from storage. One whose folder is gone may come back as another run."""
         names = set(self._storage.folders())
         deleted = {name.removesuffix(".json") for name in self._storage.list(TOMBSTONES)}
-        self._runs = {name: run for name, run in self._runs.items() if name in names and run.run_id not in deleted}
-        for name in names - set(self._runs):
+        known = {name: run for name, run in self._known.items() if name in names and run.run_id not in deleted}
+        for name in names - set(known):
             try:
-                run = Run.open(self._storage, name)
+                known[name] = Run.open(self._storage, name)
             except (RunMissing, CorruptFile):  # not a run: somebody's folder beside ours
                 continue
-            if self._models is None or model_of(run) in self._models:
-                self._runs[name] = run
+        self._known = known  # as a whole: chores of several threads look
+        self._runs = {name: run for name, run in known.items() if self._models is None or model_of(run) in self._models}
         return self.runs
 
     def sweep(self) -> int:
@@ -148,7 +147,7 @@ class Reconciler:
         Only at the second look in a row: a trainer needs a moment to renew a claim that was forgotten, too. One that
         was sent lately is in the queue. It may get lost on its way to a trainer: after `republish_s` it is sent again.
         """
-        asked = _unfinished_drafters(run)
+        asked = drafters.unfinished(run)
         if not asked:
             return 0
         claimed = Claims(self._client, run.run_id, self._knobs, "reconciler").held()
@@ -170,10 +169,10 @@ class Reconciler:
 
     def _work_again(self, run: Run, claim: Lapsed) -> None:
         parent, row = parent_of(claim.name)
-        if run.is_done(claim.name) or run.is_done(parent) or not control.read(run).is_running:
+        if run.is_done(claim.name) or run.is_done(parent) or not (controlled := control.read(run)).is_running:
             return
         if claim.attempts < self._knobs.max_attempts or (row is not None and claim.others):
-            self._publish(run, [claim.name])
+            self._publish(run, [claim.name], controlled)
             return
         try:
             prompts = run.read_prompts(claim.name)
@@ -186,7 +185,7 @@ class Reconciler:
             log.error(event("row given up", run=run.name, batch=claim.name, attempts=claim.attempts))
         else:
             run.split(claim.name, len(prompts))
-            self._publish(run, parts_of(claim.name, len(prompts)))
+            self._publish(run, parts_of(claim.name, len(prompts)), controlled)
             log.warning(event("batch split", run=run.name, batch=claim.name, rows=len(prompts)))
 
     def _republish(self, run: Run) -> int:
@@ -195,7 +194,9 @@ class Reconciler:
             return 0
         sealed = run.sealed()
         asked_again = again.names(run)  # a finished run gets work again by them
-        if sealed is not None and self._finished.get(run.run_id) == (sealed, asked_again):
+        finished, looked_at = self._finished.get(run.run_id, (None, 0.0))
+        # Now and then it is looked at all the same: somebody may have removed a shard by hand.
+        if finished == (sealed, asked_again) and time.monotonic() - looked_at < self._knobs.republish_s:
             return 0
         done = run.done_bytes()
         outstanding = run.outstanding(done)
@@ -205,7 +206,8 @@ class Reconciler:
             self._publish(run, missing, controlled)
         if fill(run, done) and sealed is not None and not outstanding:
             cleanup.tidy(self._client, run)
-            self._finished[run.run_id] = sealed, asked_again
+            if set(asked_again) <= set(run.batches()):  # the shard of one that is being made comes after its name
+                self._finished[run.run_id] = (sealed, asked_again), time.monotonic()
         return len(missing)
 
     def _missing(self, run: Run, outstanding: Sequence[str]) -> list[str]:
@@ -223,29 +225,13 @@ class Reconciler:
             if batch not in claimed and now_s - int(stamp or 0) > patience_s
         ]
 
-    def _publish(self, run: Run, batches: Sequence[str], controlled: Control | None = None) -> None:
+    def _publish(self, run: Run, batches: Sequence[str], controlled: Control) -> None:
         publish(self._app, self._client, run, model_of(run), batches, retry=True, controlled=controlled)
 
 
 def model_of(run: Run) -> str:
     """The model that a run asks for: it names the queue."""
     return str(run.info.content["target.model"])
-
-
-def _unfinished_drafters(run: Run) -> list[str]:
-    """Drafters that were asked for and whose training has not come to its end."""
-    try:
-        folders = [path.parent for path in run.drafter_dir(".").glob("*/drafter-settings.json")]
-    except StorageError:  # a storage without folders has no drafters
-        return []
-    return sorted(folder.name for folder in folders if not _is_finished(folder / "progress.json"))
-
-
-def _is_finished(progress: Path) -> bool:
-    try:
-        return bool(json.loads(progress.read_text())["finished"])
-    except (FileNotFoundError, ValueError, KeyError):
-        return False
 
 
 def _given_up(run: Run, claim: Lapsed, prompt: Prompt) -> Sample:

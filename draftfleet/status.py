@@ -19,7 +19,7 @@ from draftfleet.drafters import names, read
 from draftfleet.errors import QueueError
 from draftfleet.queue import connect, queued
 from draftfleet.reconcile import model_of
-from draftfleet.repair import publish_again
+from draftfleet.repair import move_aside, publish_again
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.storage import open_storage
@@ -132,7 +132,7 @@ def warnings(state: dict[str, Any]) -> list[str]:
 
 
 def _repair(settings: Settings, run: Run) -> None:
-    moved = accounting.repair(run)
+    moved = move_aside(run)
     for batch in moved:
         print(f"moved aside: shard {batch}", file=sys.stderr)
     published = publish_again(settings, run, moved)

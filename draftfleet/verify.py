@@ -22,13 +22,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from draftfleet import shards
-from draftfleet.accounting import Accountant, set_aside
+from draftfleet.accounting import Accountant
 from draftfleet.errors import CorruptFile, QueueError
 from draftfleet.index import Entry
 from draftfleet.names import parent_of
 from draftfleet.outcomes import Counts
 from draftfleet.records import SAMPLE_SCHEMA, SCHEMA_VERSION, Prompt, Sample
-from draftfleet.repair import publish_again
+from draftfleet.repair import publish_again, set_aside
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.storage import open_storage

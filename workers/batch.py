@@ -118,9 +118,10 @@ class Batch:
 
     def open(self, prompts: list[Prompt], earlier: dict[str, Sample]) -> None:
         """Begin with what is to be done, and what earlier holders finished of it."""
-        self.prompts = prompts
-        self.finished.update(earlier)
-        self._is_open = True
+        with self._lock:
+            self.prompts = prompts
+            self.finished.update(earlier)
+            self._is_open = True
         self._end_if_complete()
 
     def finish(self, sample: Sample) -> None:

@@ -95,6 +95,11 @@ class Client:
         metrics = await self._get(url, "/metrics")
         return Look(models, metrics.text if metrics.status_code == 200 else "", response.headers)
 
+    def set(self, knobs: Worker) -> None:
+        """Take over the keys of new settings. Timeouts stay."""
+        self._knobs = self._knobs.model_copy(update={name: getattr(knobs, name) for name in ("api_key", "api_keys")})
+        self._asks.clear()
+
     async def close(self) -> None:
         await self._http.aclose()
 
@@ -108,7 +113,7 @@ class Client:
                 headers={"Authorization": f"Bearer {self._key(server)}"},
                 timeout=httpx2.Timeout(PROBE_TIMEOUT_S),
             )
-        except httpx2.HTTPError as error:
+        except NO_ANSWER as error:
             causes = list(_causes(error))
             refused = any(isinstance(cause, OSError) and cause.errno == errno.ECONNREFUSED for cause in causes)
             raise Unreachable(str(causes[-1]) or repr(causes[-1]), refused=refused) from None

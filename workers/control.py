@@ -1,14 +1,16 @@
 """Orders from afar: which runs this process may work on, in which order, and whether it shall drain.
 
-Looked at every two seconds. Rows in flight of a run that is paused may finish for as long as a drain would wait, since
-their tokens are paid for and the slots that get free go to other runs at once. Those of a run that is cancelled are
-broken off: nobody waits for them. Either way finished rows are saved and claims are released without an attempt.
+Of the runs that batches are held of they are looked at every two seconds, of others when a message comes. Rows in
+flight of a run that is paused may finish for as long as a drain would wait, since their tokens are paid for and the
+slots that get free go to other runs at once. Those of a run that is cancelled are broken off: nobody waits for them.
+Either way finished rows are saved and claims are released without an attempt.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import redis
@@ -50,15 +52,15 @@ class Orders:
         self._drain = drain
         self._on_change = on_change
         self._patience_s = patience_s
-        self._runs: dict[str, Run] = {}
         self._known: dict[str, Control] = {}
+        self._looked_at: dict[str, float] = {}
         self._letting_go: set[str] = set()
         self._told_to_drain = False
 
     def open(self, run: Run) -> None:
         """From now on it is looked after. Raises CorruptFile or StorageUnreadable."""
+        self._looked_at[run.run_id] = time.monotonic()
         self._known[run.run_id] = control.read(run)
-        self._runs[run.run_id] = run
 
     def rank(self, run_id: str) -> int:
         """The rows of a run of rank 0 go first."""
@@ -67,14 +69,14 @@ class Orders:
 
     def of(self, run: Run) -> Control:
         """What holds for an open run. One that is not running is looked at again: the order may be taken back since."""
-        known = self._known[run.run_id]
-        if not known.is_running:
+        is_old = time.monotonic() - self._looked_at[run.run_id] > LOOK_S
+        if is_old or not self._known[run.run_id].is_running:
             self._look_at(run)
         return self._known[run.run_id]
 
     def look(self) -> None:
         """May raise redis.RedisError; runs are looked at all the same."""
-        for run in list(self._runs.values()):
+        for run in {batch.run.run_id: batch.run for batch in self._holdings.all()}.values():
             self._look_at(run)
         self._stop_batches()
         if not self._told_to_drain and drain.is_ordered(self._client, self._process):
@@ -83,6 +85,7 @@ class Orders:
             self._drain()
 
     def _look_at(self, run: Run) -> None:
+        self._looked_at[run.run_id] = time.monotonic()
         try:
             now = control.read(run)
         except (StorageError, OSError) as error:  # what was known holds on; the guard says that the storage is away

@@ -59,8 +59,8 @@ def read(metrics: str) -> Gauges | None:
     wanted = "".join(f"{line}\n" for line in metrics.splitlines() if line.startswith(NAMES))
     try:
         samples = [sample for sample in _samples(wanted) if sample.name in NAMES and math.isfinite(sample.value)]
-    except ValueError:
-        return None  # a page that is no metrics page
+    except (ValueError, IndexError, KeyError):
+        return None  # a page that is no metrics page: the parser does not foresee all of them
     if not samples:
         return None
     live = _total(samples, LIVE_TOKENS, mode="decode")

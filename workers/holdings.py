@@ -86,11 +86,12 @@ class Holdings:
     def renew(self) -> bool:
         """Renew every claim, one round trip per run; False if there is none.
 
+        Also of batches that are stopped: to give one back, its rows have to be saved, and the storage may be away.
         May raise redis.RedisError: then the work goes on unclaimed.
         """
         by_run: dict[str, list[Batch]] = defaultdict(list)
         for batch in self.all():
-            if not batch.stopped:
+            if batch.stopped != "lost":
                 by_run[batch.run.run_id].append(batch)
         for batches in by_run.values():
             renewed = batches[0].claims.renew({batch.name: batch.holding for batch in batches})
@@ -101,7 +102,8 @@ class Holdings:
     def _renewed(self, batch: Batch, renewal: str) -> None:
         if renewal == "kept":
             return
-        if batch.key not in self._batches:  # it was released while we asked: let go of what we took again
+        held = self._batches.get(batch.key)
+        if held is None or held[0] is not batch:  # it was released while we asked: let go of what we took again
             if renewal == "retaken":
                 batch.claims.release(batch.name, batch.token)
             return

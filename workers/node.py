@@ -279,7 +279,8 @@ class Node:
         return await self.pool.recall(server, most)
 
     def _storage_changed(self) -> None:
-        self.loop.call(self.pool.pause, self.guard.is_blocked)
+        """Asked in the loop whether it is blocked: of two threads that tell at once, the slower one knows less."""
+        self.loop.call(lambda: self.pool.pause(self.guard.is_blocked))
 
     def _dropped(self, message: BatchMessage, reason: str) -> None:
         self.tally.dropped()

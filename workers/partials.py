@@ -13,21 +13,23 @@ from draftfleet.runs import Run
 
 
 class Partials:
-    """The partials of one run, as this process knows them. A file never changes, so each is read once."""
+    """The partials of one run. Of each file only its batches are remembered: the rows of a whole fleet are many.
+
+    A file never changes. It is read when it is first seen, and again if the node takes one of its batches.
+    """
 
     def __init__(self, run: Run, process: str) -> None:
         self._run = run
         self._process = process
         self._lock = threading.Lock()
-        self._files: dict[str, list[Sample]] = {}
+        self._files: dict[str, set[str]] = {}
         self._num_written = 0
 
     def earlier(self, batch: str, row_keys: Collection[str]) -> dict[str, Sample]:
         """What earlier holders finished of a batch, by row key. A single row finds itself in its parent's rows."""
         names = {batch, parent_of(batch)[0]}
         with self._lock:
-            self._read_new()
-            found = [sample for samples in self._files.values() for sample in samples if sample.batch in names]
+            found = self._read(names)
         kept = best(sample for sample in found if sample.row_key in row_keys)
         return {key: replace(sample, batch=batch) for key, sample in kept.items()}
 
@@ -36,7 +38,7 @@ class Partials:
         with self._lock:
             name = self._run.write_partial(self._process, self._num_written, samples)
             self._num_written += 1
-            self._files[name] = samples
+            self._files[name] = _batches(samples)
 
     def clean(self, batch: str) -> int:
         """The batch is done: delete the files whose batches are all done, or of which no row can be read. How many."""
@@ -45,25 +47,27 @@ class Partials:
         with self._lock:
             deleted = [
                 name
-                for name, samples in self._files.items()
-                if not samples
-                or (
-                    any(sample.batch in names for sample in samples)
-                    and all(self._is_over(sample.batch, over) for sample in samples)
-                )
+                for name, batches in self._files.items()
+                if not batches or (batches & names and all(self._is_over(one, over) for one in batches))
             ]
             for name in deleted:
                 self._run.delete_partial(name)
                 del self._files[name]
         return len(deleted)
 
-    def _read_new(self) -> None:
-        names = self._run.partials()
-        for gone in self._files.keys() - set(names):
-            del self._files[gone]
-        for name in names:
-            if name not in self._files:
-                self._files[name] = self._run.read_partial(name)
+    def _read(self, batches: set[str]) -> list[Sample]:
+        """The rows of these batches, in order of the files."""
+        found: list[Sample] = []
+        files: dict[str, set[str]] = {}
+        for name in self._run.partials():
+            known = self._files.get(name)
+            if known is None or known & batches:
+                samples = self._run.read_partial(name)
+                known = _batches(samples)
+                found += [sample for sample in samples if sample.batch in batches]
+            files[name] = known
+        self._files = files
+        return found
 
     def _is_over(self, batch: str, over: dict[str, bool]) -> bool:
         """Whether nobody will ask for these rows any more. `over` remembers the answers of one cleaning."""
@@ -76,3 +80,7 @@ class Partials:
             return False
         parts = parts_of(batch, self._run.split_sizes()[batch])
         return all(self._run.is_done(part) or self._run.is_dead(part) for part in parts)
+
+
+def _batches(samples: list[Sample]) -> set[str]:
+    return {sample.batch for sample in samples}

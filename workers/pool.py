@@ -126,26 +126,22 @@ class Pool:
     async def recall(self, server: Server, most: int | None = None) -> int:
         """Take rows back from a server, the youngest first, for other slots: no try is counted. Returns how many."""
         tasks = [task for task, its in self._slots.items() if its is server][::-1][:most]
-        rows = [self._tasks[task] for task in tasks]
         if most is None:
-            for row in rows:
-                self._tally.wasted(server.url, "stalled", _lost_tokens(row, server))
+            for task in tasks:
+                self._tally.wasted(server.url, "stalled", _lost_tokens(self._tasks[task], server))
         self._recalled.update(tasks)
         await self._cancel(tasks)
-        unanswered = [row for row in rows if row.prompt.row_key not in row.batch.finished]
-        for row in unanswered:
-            row.avoid = server.url
-            self._again(row)
-        return len(unanswered)
+        return sum(task.cancelled() for task in tasks)
 
     async def drop(self, batch: Batch) -> None:
         """Forget the rows of a batch, in whatever state they are."""
+        batch.is_retired = True
         self._withdraw(batch)
         await self._cancel([task for task, row in self._tasks.items() if row.batch is batch])
         self.fill()
 
     async def retire(self, batches: Collection[Batch], patience_s: float) -> None:
-        """Start no more rows of these batches, and wait at most `patience_s` for those in flight; then `drop` them."""
+        """Start no more rows of these batches, and wait at most `patience_s` for those in flight. `drop` ends them."""
         for batch in batches:
             batch.is_retired = True
             self._withdraw(batch)
@@ -215,12 +211,18 @@ class Pool:
             server.suspects -= row.is_suspect
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._free_slot(task, self._tasks.pop(task))
+        """Whatever ended it, a row that has no answer waits again: who cancels it may be cancelled in its turn."""
+        row, server = self._tasks.pop(task), self._slots.get(task)
+        self._free_slot(task, row)
         self._recalled.discard(task)
         if not self._tasks:
             self._idle.set()
-        if not task.cancelled() and (error := task.exception()):
-            log.error(event("row lost its task", error=repr(error)), exc_info=error)
+        if task.cancelled():
+            row.avoid = server.url if server else row.avoid
+            self._again(row)
+        elif error := task.exception():
+            log.error(event("row lost its task", batch=row.batch.name, error=repr(error)), exc_info=error)
+            self._later[row] = asyncio.get_running_loop().call_later(LONGEST_BACKOFF_S, self._again, row)
         self.fill()
 
     async def _work(self, row: Row, server: Server) -> None:

@@ -62,6 +62,7 @@ class Servers:
     def set(self, addresses: Iterable[Address], knobs: Worker) -> None:
         """Let these be the servers. A removed one gets nothing new; what it is at work on may finish."""
         self._knobs = knobs
+        self._client.set(knobs)
         wanted = {address.url: address for address in addresses}
         for url in self.all.keys() - wanted.keys():
             self._watches.pop(url).cancel()
@@ -140,9 +141,12 @@ class Servers:
 
     async def _watch(self, server: Server) -> None:
         while True:
-            await self._look(server)
-            await self._tend(server)
-            self._remind(server)
+            try:
+                await self._look(server)
+                await self._tend(server)
+                self._remind(server)
+            except Exception:  # a server that nobody looks at would stay as it was for ever
+                log.exception(event("server not looked at", server=server.url))
             looks = ABSENT_LOOKS if server.state == "absent" else 1
             await asyncio.sleep(self._knobs.probe_interval_s * looks)
 

@@ -10,12 +10,17 @@ cornered: the worker takes nothing new and finishes the rest first, since only t
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from draftfleet.names import parent_of
 
 LOOK_S = 0.2
+
+TURN_S = 30.0
+"""So long a row waits for its turn. Then others may come before it, since each that waits keeps the node from taking
+another batch: a thousand rows that wait would be all that the node has."""
 
 
 class Suspects:
@@ -28,7 +33,10 @@ class Suspects:
 
     @contextmanager
     def turn(self, batch: str) -> Generator[bool]:
-        """Wait for the turn of a single row; a whole batch need not wait. False if the node drains meanwhile."""
+        """Wait for the turn of a single row; a whole batch need not wait.
+
+        False if the node drains meanwhile, or after TURN_S: then the row is to be put to the end of the queue.
+        """
         if parent_of(batch)[1] is None:
             yield True
             return
@@ -51,8 +59,9 @@ class Suspects:
 
     def _wait(self) -> bool:
         self._add(1)
+        end = time.monotonic() + TURN_S
         try:
-            while not self._draining.is_set():
+            while not self._draining.is_set() and time.monotonic() < end:
                 if self._turn.acquire(timeout=LOOK_S):
                     return True
             return False

@@ -104,7 +104,7 @@ class Tally(Collector):
 
     def faulted(self, server: str, fault: ServerError, lost_tokens: int) -> None:
         """A request brought no answer. What was generated of one that broke off is wasted."""
-        self._faults.labels(server, kind_of(fault)).inc()
+        self._faults.labels(server, _fault_name(fault)).inc()
         if isinstance(fault, Transient):
             self.wasted(server, "retried", lost_tokens)
 
@@ -138,6 +138,6 @@ class Tally(Collector):
         return Histogram(f"draftfleet_{name}", help_, labels, registry=self._registry, buckets=SECONDS)
 
 
-def kind_of(fault: ServerError) -> str:
+def _fault_name(fault: ServerError) -> str:
     """`bad_request`, `overload`, `transient`, `mismatch`, `unauthorized`."""
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in type(fault).__name__).removeprefix("_")

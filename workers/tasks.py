@@ -63,10 +63,10 @@ def generate(node: Node, body: object, task_id: str, delivery: Mapping[str, Any]
         return
     try:
         with node.suspects.turn(message.batch) as is_our_turn:
-            if is_our_turn:
+            if not is_our_turn:
+                _publish_again(node, found.run, message.batch, retry=node.draining.is_set())
+            elif _is_its_turn(node, found.run, message.batch, delivery):  # once more: a single row may have waited long
                 _claim(node, found, message.batch, task_id)
-            else:
-                _publish_again(node, found.run, message.batch)
     finally:
         node.holdings.free(key)
 
@@ -111,6 +111,10 @@ def _claim(node: Node, found: OpenRun, name: str, task_id: str) -> None:
     except PAUSING as error:  # the node was told to stop while it waited for the storage
         log.error(event("batch given back", run=found.run.name, batch=name, error=str(error)))
         _give_back(node, batch)
+    except Exception:  # its claim lapses, and that is an attempt; but nobody would collect the rows in the pool
+        batch.stop("raised")
+        node.withdraw(batch)
+        raise
 
 
 def _take(node: Node, found: OpenRun, name: str) -> Taken | Held | None:
@@ -128,11 +132,14 @@ def _take(node: Node, found: OpenRun, name: str) -> Taken | Held | None:
 
 
 def _stands_alone(node: Node, batch: Batch) -> bool:
-    """A single row on its last attempt is asked when the node holds nothing else. False if the node drains."""
+    """A single row on its last attempt is asked when the node holds nothing else. False if the node drains.
+
+    A row that is stopped meanwhile, as by a pause of its run, need not wait to be given back.
+    """
     if parent_of(batch.name)[1] is None or batch.attempt < node.settings.claims.max_attempts:
         return True
     log.warning(event("row cornered", run=batch.run.name, batch=batch.name, attempt=batch.attempt))
-    return node.suspects.corner(lambda: node.holdings.all() == [batch])
+    return node.suspects.corner(lambda: bool(batch.stopped) or node.holdings.all() == [batch])
 
 
 def _open(node: Node, found: OpenRun, batch: Batch) -> bool:

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from draftfleet import settings
+from draftfleet import drafters, settings
 from draftfleet.errors import StorageError, StorageUnreadable, StorageUnsafe, StorageUnwritable
+from draftfleet.runs import Run
 from draftfleet.storage import open_storage, probe
 from draftfleet.storage.s3 import TRIES, S3Storage
 
@@ -343,3 +344,12 @@ def test_a_drafter_trained_in_a_local_folder_is_seen_by_another_node(s3_url: str
 def test_a_drafter_without_a_local_folder_says_what_to_set(s3_url: str) -> None:
     with pytest.raises(StorageError, match=r"set storage\.local_dir"):
         S3Storage(s3_url).local("run/drafters/d")
+
+
+def test_a_training_that_was_asked_for_is_known_to_nodes_without_a_local_folder(s3_url: str) -> None:
+    run = Run.create(open_storage(s3_url), "asked", {}, {})
+    for name in ("begun", "done"):
+        run.storage.put(f"asked/drafters/{name}/drafter-settings.json", b"{}")
+    run.storage.put("asked/drafters/done/progress.json", b'{"finished": true}')
+
+    assert drafters.unfinished(run) == ["begun"]

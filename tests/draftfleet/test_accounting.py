@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from draftfleet.accounting import Accountant, repair
+from draftfleet.accounting import Accountant
 from draftfleet.names import batch_id, parts_of
 from draftfleet.records import Prompt, Sample
+from draftfleet.repair import move_aside
 from draftfleet.runs import Run
 from draftfleet.storage import FileStorage
 
@@ -55,6 +56,21 @@ def test_a_late_shard_of_a_split_batch_beats_the_grave_and_doubles_nothing(
     assert accounting.holds
 
 
+def test_shards_of_single_rows_are_read_once_however_often_is_counted(
+    half_done: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accountant = Accountant(half_done)
+    first = accountant.account()
+    reads: list[str] = []
+    read = half_done.storage.read
+    monkeypatch.setattr(half_done.storage, "read", lambda path: (reads.append(path), read(path))[1])
+
+    again = accountant.account()
+
+    assert again == first
+    assert [path for path in reads if "/samples/" in path] == []
+
+
 def test_a_shard_after_the_grave_beats_it(half_done: Run, make_sample: MakeSample) -> None:
     dead = parts_of(batch_id("train", 1), 4)[1]
 
@@ -81,7 +97,7 @@ def test_a_corrupt_shard_is_named_counts_as_pending_and_is_repaired(half_done: R
     assert before.corrupt == [done]
     assert (before.pending, before.holds) == (10, True)
 
-    assert repair(half_done) == [done]
+    assert move_aside(half_done) == [done]
     after = Accountant(half_done).account()
     assert (after.pending, after.corrupt, after.holds) == (10, [], True)
 

@@ -13,7 +13,7 @@ import redis
 from celery import Celery
 from kombu.exceptions import TimeoutError as KombuTimeout
 
-from draftfleet import cleanup, control, fleet, listing, live, orders
+from draftfleet import cleanup, control, deletion, fleet, listing, live, orders
 from draftfleet.accounting import Accountant
 from draftfleet.budget import Budgets
 from draftfleet.claims import Claims, published_key
@@ -245,6 +245,26 @@ def test_a_finished_run_leaves_nothing_in_redis_or_in_partial_but_what_its_train
     client.delete(f"draftfleet:{run.run_id}:attempts", f"draftfleet:{run.run_id}:claims", published_key(run.run_id))
     cleanup.tidy(client, run)
     assert list(client.scan_iter(f"draftfleet:{run.run_id}:*")) == []
+
+
+def test_a_deletion_takes_run_json_last_whatever_folders_the_run_has(
+    storage: FileStorage, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in ("ids/0.bin", "unreadable/train-000000.json", "samples/train-000000.parquet", "sealed.json"):
+        storage.put(f"run/{path}", b"{}")
+    left: list[list[str]] = []
+    delete_folder = storage.delete_folder
+
+    def look_first(path: str) -> None:
+        if path == "run":
+            left.append([*storage.folders("run"), *storage.list("run")])
+        delete_folder(path)
+
+    monkeypatch.setattr(storage, "delete_folder", look_first)
+    deletion.remove_files(storage, "run")
+
+    assert left == [["run.json"]]
+    assert "run" not in set(storage.folders())
 
 
 def test_keys_that_a_frozen_worker_puts_after_the_deletion_go_away(

@@ -11,13 +11,14 @@ import pytest
 import redis
 
 from draftfleet import index
-from draftfleet.accounting import Accountant, set_aside
+from draftfleet.accounting import Accountant
 from draftfleet.index import LINES_PER_FILE, Entry, Index, fill
 from draftfleet.names import batch_id
 from draftfleet.outcomes import Counts
 from draftfleet.queue import connect, make_app
 from draftfleet.reconcile import Reconciler
 from draftfleet.records import Prompt, Sample
+from draftfleet.repair import set_aside
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.storage import FileStorage

@@ -10,6 +10,7 @@ import pytest
 import redis
 from celery import Celery
 
+from draftfleet import again
 from draftfleet.accounting import Accountant
 from draftfleet.claims import Claims
 from draftfleet.errors import QueueError
@@ -307,3 +308,50 @@ def test_runs_of_other_models_and_folders_that_are_no_runs_are_left_alone(
     Run.create(storage, "other", {"target.model": "large"}, {})
 
     assert [known.name for known in Reconciler(app, client, storage, knobs, {MODEL}).discover()] == ["run"]
+
+
+def test_a_finished_run_gets_work_again_by_a_batch_that_was_being_made_at_the_last_look(
+    reconciler: Reconciler, run: Run, make_prompts: Any, make_sample: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.write_prompts(BATCH, make_prompts(1))
+    run.commit(BATCH, [make_sample(prompt) for prompt in run.read_prompts(BATCH)])
+    run.seal({"prompts": 1})
+    put = run.write_prompts
+
+    def look_first(batch: str, prompts: list[Prompt]) -> bool:
+        assert reconciler.republish() == 0
+        return put(batch, prompts)
+
+    monkeypatch.setattr(run, "write_prompts", look_first)
+    again.create(run, run.read_samples(BATCH), batch_size=64)
+
+    assert reconciler.republish() == 1
+
+
+def test_a_shard_that_was_removed_by_hand_from_a_finished_run_is_missed_later(
+    app: Celery, client: redis.Redis, storage: FileStorage, run: Run, make_prompts: Any, make_sample: Any, until: Until
+) -> None:
+    run.write_prompts(BATCH, make_prompts(1))
+    run.commit(BATCH, [make_sample(prompt) for prompt in run.read_prompts(BATCH)])
+    run.seal({"prompts": 1})
+    reconciler = Reconciler(app, client, storage, load(flags={"claims.republish_s": 0.1}).claims)
+    assert reconciler.republish() == 0
+
+    storage.delete(f"{run.name}/samples/{BATCH}.parquet")
+
+    assert until(reconciler.republish) == 1
+
+
+def test_runs_of_other_models_are_opened_once(
+    app: Celery, client: redis.Redis, storage: FileStorage, knobs: Any, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Run.create(storage, "other", {"target.model": "large"}, {})
+    reconciler = Reconciler(app, client, storage, knobs, {MODEL})
+    opened: list[str] = []
+    read = storage.read
+    monkeypatch.setattr(storage, "read", lambda path: (opened.append(path), read(path))[1])
+
+    for _ in range(3):
+        reconciler.discover()
+
+    assert sorted(opened) == ["other/run.json", f"{run.name}/run.json"]

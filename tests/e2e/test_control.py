@@ -69,7 +69,7 @@ def test_a_paused_run_is_let_go_of_and_goes_on_where_it_was_also_after_redis_for
     other = Run.create(storage, "other", {"target.model": "tiny", "sampling.max_tokens": 64}, {})
     prompts, others = make_prompts(64), make_prompts(40, start=1000)
     redis = connect(settings)
-    with FakeServer(model="tiny", latency_s=0.1) as server:
+    with FakeServer(model="tiny", latency_s=0.3) as server:  # more than two looks of the worker for all of it
         settings = changed(settings, worker__servers=[server.url], worker__concurrency=4, **SHORT)
         names = enqueue(settings, run, prompts, batch_size=16)
         with WorkerProcess(settings, tmp_path / "worker.log") as worker:

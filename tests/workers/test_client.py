@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
+from pydantic import SecretStr
 
 from draftfleet.errors import Transient
 from draftfleet.ports import free_port
@@ -73,5 +74,20 @@ def test_status_and_body_of_a_refusal_come_back_as_they_are() -> None:
 
         assert (status, headers["retry-after"]) == (429, "7")
         assert b"ordered fault" in body
+
+    with_client(scenario)
+
+
+def test_keys_of_new_settings_are_sent_to_servers_that_were_asked_before() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+
+    async def scenario(client: Client) -> None:
+        with pytest.raises(Transient):
+            await client.complete(url, BODY)
+        client.set(Worker(api_keys={url: SecretStr("another-key")}))
+        with pytest.raises(Transient):
+            await client.complete(url, BODY)
+
+        assert client._asks[url][1]["Authorization"] == "Bearer another-key"
 
     with_client(scenario)

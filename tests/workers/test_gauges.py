@@ -57,7 +57,14 @@ def test_tokens_that_are_only_counted_when_an_answer_ends_are_no_sign_of_life() 
 
 
 @pytest.mark.parametrize(
-    "page", ["", "<html>no</html>", "process_cpu_seconds_total 3\n", "vllm:num_requests_running{a\n"]
+    "page",
+    [
+        "",
+        "<html>no</html>",
+        "process_cpu_seconds_total 3\n",
+        "vllm:num_requests_running{a\n",
+        'vllm:num_requests_running{engine="0", =l="x"} 3.0',
+    ],
 )
 def test_a_page_without_gauges_is_none(page: str) -> None:
     assert read(page) is None

@@ -5,15 +5,16 @@ from __future__ import annotations
 import errno
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace as Namespace
 from typing import Any
 
 import pytest
 from jinja2 import TemplateError
 
 from draftfleet import live
-from draftfleet.claims import Claims, Taken
+from draftfleet.claims import Claims, Holding, Renewal, Taken
 from draftfleet.embedded import Embedded
 from draftfleet.errors import RunBusy, RunError, StorageUnwritable
 from draftfleet.live import RunReport, WorkerReport
@@ -28,6 +29,7 @@ from workers.client import Client
 from workers.generate import Generator, row_seed
 from workers.guard import Guard
 from workers.holdings import Holdings
+from workers.node import Node
 from workers.node_lock import NodeLock
 from workers.partials import Partials
 
@@ -149,6 +151,20 @@ def test_only_being_told_to_stop_ends_the_wait_for_a_folder() -> None:
     assert not guard.is_blocked
 
 
+def test_a_pool_is_told_what_holds_when_it_hears_it_not_what_held_when_it_was_said() -> None:
+    said: list[Callable[[], object]] = []
+    heard: list[bool] = []
+    node = Namespace(
+        loop=Namespace(call=said.append), pool=Namespace(pause=heard.append), guard=Namespace(is_blocked=True)
+    )
+
+    Node._storage_changed(node)  # pyright: ignore[reportArgumentType]
+    node.guard.is_blocked = False  # another thread reached the storage before the loop came to it
+    said[0]()
+
+    assert heard == [False]
+
+
 def test_a_missing_file_is_no_fault_of_the_folder() -> None:
     def action() -> None:
         raise FileNotFoundError
@@ -185,6 +201,24 @@ def test_partials_of_two_attempts_give_each_row_once_and_the_better_one(
 
     assert found[one.row_key].outcome == "ok"
     assert found[other.row_key].content == "a"
+
+
+def test_rows_of_batches_that_others_work_on_are_read_once_and_not_kept(
+    run: Run, make_prompts: MakePrompts, make_sample: MakeSample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, others = make_prompts(2)
+    file = run.write_partial("a", 0, [make_sample(mine, "train-000000")])
+    elsewhere = run.write_partial("b", 0, [make_sample(others, "train-000001")])
+    reads: list[str] = []
+    read = run.read_partial
+    monkeypatch.setattr(run, "read_partial", lambda name: (reads.append(name), read(name))[1])
+    partials = Partials(run, "me")
+
+    found = [partials.earlier("train-000000", {mine.row_key}) for _ in range(3)]
+
+    assert [list(one) for one in found] == [[mine.row_key]] * 3
+    assert (reads.count(file), reads.count(elsewhere)) == (3, 1)
+    assert "train-000001" not in str(found)
 
 
 def test_a_torn_partial_gives_its_whole_rows(run: Run, make_prompts: MakePrompts, make_sample: MakeSample) -> None:
@@ -235,6 +269,41 @@ def test_a_claim_that_redis_forgot_is_taken_again_and_one_that_another_has_is_lo
 
     assert holder == "me"
     assert lost == [batch]
+
+
+def test_a_batch_that_is_to_be_given_back_keeps_its_claim_until_its_rows_are_saved(
+    run: Run, settings: Settings, make_prompts: MakePrompts
+) -> None:
+    batch = _batch(run, settings, make_prompts(2))
+    holdings = Holdings(Guard(lambda: None), lambda _: None)
+    holdings.hold(batch, Partials(run, "me"))
+    redis = connect(settings)
+
+    batch.stop("paused")
+    redis.flushall()
+    holdings.renew()
+
+    assert Claims(redis, run.run_id, settings.claims, "other").holder(batch.name) == "me"
+
+
+def test_a_renewal_that_comes_after_a_batch_was_taken_anew_says_nothing_of_the_new_claim(
+    run: Run, settings: Settings, make_prompts: MakePrompts
+) -> None:
+    lost: list[Batch] = []
+    first = _batch(run, settings, make_prompts(2))
+    holdings = Holdings(Guard(lambda: None), lost.append)
+    holdings.hold(first, Partials(run, "me"))
+
+    def renew_late(held: Mapping[str, Holding]) -> dict[str, Renewal]:
+        first.claims.release(first.name, first.token)
+        holdings.free(first.key)
+        holdings.hold(_batch(run, settings, make_prompts(2)), Partials(run, "me"))
+        return renew(held)
+
+    renew, first.claims.renew = first.claims.renew, renew_late
+    holdings.renew()
+
+    assert lost == []
 
 
 def test_a_batch_that_is_put_away_is_not_one_that_is_coming(

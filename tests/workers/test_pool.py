@@ -489,3 +489,63 @@ def test_rows_that_are_taken_back_the_youngest_first_go_elsewhere_and_count_no_t
         assert {row.tries for row in rows} == {0}
 
     asyncio.run(scenario())
+
+
+def test_rows_that_are_taken_back_go_on_though_who_took_them_back_is_cancelled(
+    run: Run, prompts: list[Prompt], make_sample: Callable[..., Sample]
+) -> None:
+    async def scenario() -> None:
+        stuck, sound = a_server("http://stuck", 2, run), a_server("http://sound", 2, run)
+        begun: list[str] = []
+
+        async def ask(row: Row, server: Server) -> Sample:
+            if server is stuck:
+                begun.append(row.prompt.row_key)
+                await asyncio.sleep(3600)
+            return make_sample(row.prompt)
+
+        pool = a_pool(Ready(stuck), ask, make_sample)
+        batch = a_batch(run, prompts[:2])
+        pool.submit(batch, rows_of(batch))
+        await until(lambda: len(begun) == 2)
+
+        stuck.state = "resting"
+        watch = asyncio.create_task(pool.recall(stuck))
+        await asyncio.sleep(0)  # it has begun
+        watch.cancel()  # as when the server is taken from the list
+        pool._servers.all[sound.url] = sound
+        pool.fill()
+
+        await until(lambda: batch.is_complete)
+        assert {sample.outcome for sample in batch.samples()} == {"ok"}
+
+    asyncio.run(scenario())
+
+
+def test_a_row_whose_fault_could_not_be_looked_into_is_asked_again(
+    run: Run, prompts: list[Prompt], make_sample: Callable[..., Sample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        server = a_server("http://a", 2, run)
+        asked: list[str] = []
+
+        async def ask(row: Row, server: Server) -> Sample:
+            asked.append(row.prompt.row_key)
+            if len(asked) == 1:
+                raise Transient("reset")
+            return make_sample(row.prompt)
+
+        async def confirm(server: Server) -> bool:
+            raise RuntimeError("a look that raises what nobody foresaw")
+
+        servers = Ready(server)
+        monkeypatch.setattr(servers, "confirm", confirm)
+        pool = a_pool(servers, ask, make_sample)
+        batch = a_batch(run, prompts[:2])
+        pool.submit(batch, rows_of(batch))
+
+        await until(lambda: batch.is_complete)
+        assert {sample.outcome for sample in batch.samples()} == {"ok"}
+
+    monkeypatch.setattr("workers.pool.LONGEST_BACKOFF_S", 0.01)
+    asyncio.run(scenario())

@@ -13,7 +13,7 @@ from draftfleet.ports import free_port
 from draftfleet.settings import Worker
 from draftfleet.testing import FakeServer
 from workers.addresses import expand
-from workers.client import Client
+from workers.client import Client, Look
 from workers.concurrency import Concurrency
 from workers.servers import Server, Servers
 
@@ -204,3 +204,25 @@ def test_a_server_rests_after_answers_that_broke_off_in_a_row_longer_each_time()
     server.completed(10, 1.0)
     assert server.rests == 0
     assert not server.broke()
+
+
+def test_a_look_that_raises_what_nobody_foresaw_is_not_the_last_one(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(client: Client) -> None:
+        look, looks = client.look, 0
+
+        async def odd(url: str) -> Look:
+            nonlocal looks
+            looks += 1
+            if looks == 1:
+                raise RuntimeError("odd")
+            return await look(url)
+
+        client.look = odd
+        with FakeServer(model="tiny") as server:
+            servers = Servers(client, knobs := Worker(probe_interval_s=0.05), "tiny")
+            servers.set(expand([server.url]), knobs)
+            await servers.wait_ready(30)
+
+        assert "server not looked at" in caplog.text
+
+    asyncio.run(with_client(scenario))

@@ -1,7 +1,10 @@
-"""What becomes of a batch that is given back."""
+"""What becomes of a message, and of a batch that is not finished here."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +14,14 @@ import redis
 from draftfleet import control
 from draftfleet.claims import Claims
 from draftfleet.control import Control
-from draftfleet.queue import connect, make_app, queued
+from draftfleet.errors import StorageError
+from draftfleet.queue import STEPS, connect, keys, make_app, queued
+from draftfleet.records import SCHEMA_VERSION, BatchMessage
 from draftfleet.runs import Run
 from draftfleet.settings import Sampling, Settings
 from workers import tasks
 from workers.batch import Batch, Content
+from workers.suspects import Suspects
 from workers.tally import Tally
 
 BATCH = "train-000000"
@@ -79,3 +85,70 @@ def test_a_message_that_came_by_a_priority_that_the_run_had_before_goes_back_und
     assert not tasks._is_its_turn(node, run, BATCH, {"priority": 3, "routing_key": "generate-again.tiny"})
     assert node.redis.llen("generate-again.tiny\x06\x166") == 1
     assert tasks._is_its_turn(node, run, BATCH, {"priority": 6, "routing_key": "generate.tiny"})
+
+
+def test_a_run_that_was_cancelled_while_a_row_waited_for_its_turn_is_not_asked(
+    settings: Settings, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claimed: list[str] = []
+
+    @contextmanager
+    def turn(batch: str) -> Generator[bool]:
+        control.change(run, None, state="cancelled")
+        yield True
+
+    monkeypatch.setattr(tasks, "_claim", lambda node, found, batch, task_id: claimed.append(batch))
+    node = a_node(settings, run)
+    node.state = "working"
+    node.find = lambda message: SimpleNamespace(run=run)
+    node.suspects = SimpleNamespace(turn=turn)
+    node.holdings = SimpleNamespace(reserve=lambda key: True, free=lambda key: None)
+    message = BatchMessage(v=SCHEMA_VERSION, run_id=run.run_id, run=run.name, batch=f"{BATCH}.0001")
+
+    tasks.generate(node, message.model_dump(), "id", {"priority": STEPS["normal"]})
+
+    assert claimed == []
+
+
+def test_a_batch_whose_task_raises_leaves_no_rows_in_the_pool(
+    settings: Settings, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    withdrawn: list[str] = []
+
+    def raises(*_: object) -> bool:
+        raise StorageError("a path that no waiting mends")
+
+    monkeypatch.setattr(tasks, "_open", raises)
+    node = a_node(settings, run)
+    node.holdings = SimpleNamespace(hold=lambda batch, partials: None)
+    node.withdraw = lambda batch: withdrawn.append(batch.name)
+    claims = Claims(node.redis, run.run_id, settings.claims, "us")
+    found = SimpleNamespace(run=run, content=Content("tiny", Sampling()), claims=claims, partials=None)
+
+    with pytest.raises(StorageError):
+        tasks._claim(node, found, BATCH, "id")  # type: ignore[arg-type]
+
+    assert withdrawn == [BATCH]
+    assert claims.holder(BATCH) == "us"  # it lapses: that it raised is an attempt
+
+
+def test_a_row_that_waited_too_long_for_its_turn_goes_to_the_end_of_the_queue(
+    settings: Settings, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.suspects.TURN_S", 0.05)
+    node = a_node(settings, run)
+    node.state, node.draining = "working", threading.Event()
+    node.find = lambda message: SimpleNamespace(run=run)
+    node.suspects = Suspects(node.draining)
+    node.holdings = SimpleNamespace(reserve=lambda key: True, free=lambda key: None)
+    message = BatchMessage(v=SCHEMA_VERSION, run_id=run.run_id, run=run.name, batch=f"{BATCH}.0001")
+
+    with node.suspects.turn(f"{BATCH}.0000") as is_first:
+        tasks.generate(node, message.model_dump(), "id", {"priority": STEPS["normal"]})
+
+    assert is_first
+    assert node.suspects.num_waiting == 0
+    assert [sum(node.redis.llen(key) for key in keys(name)) for name in ("generate.tiny", "generate-again.tiny")] == [
+        1,
+        0,
+    ]
