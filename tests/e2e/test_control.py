@@ -67,9 +67,9 @@ def test_a_paused_run_is_let_go_of_and_goes_on_where_it_was_also_after_redis_for
     settings: Settings, storage: FileStorage, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
 ) -> None:
     other = Run.create(storage, "other", {"target.model": "tiny", "sampling.max_tokens": 64}, {})
-    prompts, others = make_prompts(64), make_prompts(40, start=1000)
+    prompts, others = make_prompts(128), make_prompts(40, start=1000)
     redis = connect(settings)
-    with FakeServer(model="tiny", latency_s=0.1) as server:
+    with FakeServer(model="tiny", latency_s=0.5) as server:  # 16 s for all, so that much is left when the pause is seen
         settings = changed(settings, worker__servers=[server.url], worker__concurrency=4, **SHORT)
         names = enqueue(settings, run, prompts, batch_size=16)
         with WorkerProcess(settings, tmp_path / "worker.log") as worker:
@@ -77,6 +77,7 @@ def test_a_paused_run_is_let_go_of_and_goes_on_where_it_was_also_after_redis_for
             orders.pause(settings, reason="the GPUs are needed")
             until(lambda: worker.said("run paused") and not claimed(settings, run), what="the run let go of")
             until(lambda: live.read(redis)[0].rows_in_flight == 0, what="no row in flight")
+            server.change(latency_s=0.01)
             done, before = run.done(), server.stats()["requests"]
             attempts = redis.hlen(f"draftfleet:{run.run_id}:attempts")
             redis.flushall()
