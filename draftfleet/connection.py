@@ -5,6 +5,7 @@ redis-py and kombu get the same address and the same TLS from here. Without it k
 
 from __future__ import annotations
 
+import socket
 import ssl
 from pathlib import Path
 from typing import Any
@@ -66,13 +67,16 @@ def tls(settings: Settings) -> dict[str, Any] | None:
     return {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True} | {k: v for k, v in options.items() if v}
 
 
-def refusal(error: Exception, url: str) -> QueueRefused | None:
+def refusal(error: Exception, settings: Settings) -> QueueRefused | None:
     """What is wrong for good, in words: waiting does not mend a certificate. None if it may pass."""
+    url = address(settings)
     where, said = shown(url), redaction.redact(str(error))
     if isinstance(error, redis.AuthenticationError):
         return QueueRefused(f"Redis at {where} refused the login: {said}. Check queue.url.")
     if isinstance(error, NoPermissionError):
         return QueueRefused(f"Redis at {where} lets this user do too little: {said}. Compare docs/security.md.")
+    if "CERTIFICATE_" not in said and (options := tls(settings)):
+        said = _said_by_tls(url, options) or said
     if "CERTIFICATE_VERIFY_FAILED" in said:
         return QueueRefused(
             f"Redis at {where} showed a certificate that is not trusted: {said}. Set queue.ca_file to the certificate "
@@ -82,6 +86,30 @@ def refusal(error: Exception, url: str) -> QueueRefused | None:
         return QueueRefused(
             f"Redis at {where} wants a client's certificate: {said}. Set queue.cert_file and queue.key_file."
         )
+    return None
+
+
+def _said_by_tls(url: str, options: dict[str, Any]) -> str | None:
+    """Why the other side breaks TLS off, if it does within a second.
+
+    With TLS 1.3 a server refuses a client's certificate after the handshake. Who writes meanwhile, as redis-py does,
+    may find the connection closed and the reason lost; who only reads is told.
+    """
+    parts = urlsplit(url)
+    context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))
+    if certificate := options.get("ssl_certfile"):
+        context.load_cert_chain(certificate, options.get("ssl_keyfile"))
+    try:
+        with (
+            socket.create_connection((str(parts.hostname), parts.port or 6379), timeout=5) as plain,
+            context.wrap_socket(plain, server_hostname=parts.hostname) as secured,
+        ):
+            secured.settimeout(1)
+            secured.recv(1)
+    except ssl.SSLError as error:
+        return str(error)
+    except OSError:  # also the second that is over: there is nothing to be told
+        pass
     return None
 
 

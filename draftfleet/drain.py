@@ -34,10 +34,11 @@ def is_ordered(client: redis.Redis, process: str) -> bool:
     return bool(client.exists(_key(process)))
 
 
-def drain(settings: Settings, *, node: str | None, all_nodes: bool, wait: bool) -> str:
+def drain(settings: Settings, *, node: str | None, all_nodes: bool, wait: bool) -> list[str]:
     """Order it, and wait until the processes are gone, with their rows in flight on standard error.
 
-    `node` is a host or a process as `status` shows it. Raises UnknownNode, listing the live ones, or SettingsError.
+    Returns their names. `node` is a host or a process as `status` shows it. Raises SettingsError, or UnknownNode, which
+    lists the live ones.
     """
     if bool(node) == all_nodes:
         raise SettingsError("name one node, a host or a process as `draftfleet status` shows it, or give --all.")
@@ -50,12 +51,11 @@ def drain(settings: Settings, *, node: str | None, all_nodes: bool, wait: bool) 
         names = [report.process for report in chosen]
         for name in names:
             order(client, name)
-        if not wait:
-            return f"told to drain: {', '.join(names)}"
-        _wait(client, names)
+        if wait:
+            _wait(client, names)
     except redis.RedisError as error:
         raise QueueError(f"Redis failed: {error}. Ask again, or send the worker a SIGTERM on its node.") from error
-    return f"drained: {', '.join(names)}"
+    return names
 
 
 def _wait(client: redis.Redis, names: list[str]) -> None:

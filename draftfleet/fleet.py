@@ -68,7 +68,7 @@ def _usable(sections: Sections) -> Sections:
 def join(config: Path | None, flags: dict[str, Any]) -> Settings:
     """The settings of a node that joins: those that `config`, environment and `flags` leave open come from the run."""
     own = load(config, flags)
-    sections = read(open_storage(own.storage.url), own.run)
+    sections = read(open_storage(own.storage), own.run)
     settings = load(config, flags, below=sections)
     for section, values in sections.items():
         given = getattr(own, section).model_fields_set

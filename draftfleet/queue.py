@@ -65,7 +65,7 @@ def connect(settings: Settings) -> redis.Redis:
         client.ping()
         connection.refuse_cluster(client, url)
     except (redis.RedisError, OSError) as error:
-        if refused := connection.refusal(error, url):
+        if refused := connection.refusal(error, settings):
             raise refused from None
         said = str(error).rstrip(".")
         raise QueueError(

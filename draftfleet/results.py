@@ -9,9 +9,12 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 
-def show(run: str, done: str, result: Any) -> None:
-    """`result` is a dataclass or a mapping. What is empty is left out for the person, not for the program."""
-    fields = {"run": run, **cast(Mapping[str, Any], _plain(result))}
+def show(run: str | None, done: str, result: Any) -> None:
+    """`result` is a dataclass or a mapping. What is empty is left out for the person, not for the program.
+
+    `run` is None where the verb is about none.
+    """
+    fields = ({} if run is None else {"run": run}) | {**cast(Mapping[str, Any], _plain(result))}
     texts = {name.replace("_", " "): _text(value) for name, value in fields.items()}
     shown = {name: text for name, text in texts.items() if text not in ("", "-")}
     width = max(map(len, shown))

@@ -44,14 +44,17 @@ class Clearance:
         self._request_timeout_s = request_timeout_s
         self._context_tokens = context_tokens
         self._trying: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._broke_off: set[tuple[str, str]] = set()
 
     def start(self, server: Server, batch: Batch, rows: Sequence[Row]) -> None:
         """Begin the trial, unless it is under way. The shortest prompts are tried: they are the last to be refused."""
         key = server.url, batch.run.run_id
         if key in self._trying or server.held_s:
             return
-        # A server that had to rest shows with a question of our own that it is well: no row may be what keeps it away.
-        task = asyncio.create_task(self._try(server, batch, [OUR_OWN] if server.rests else self._prompts(rows)))
+        # After an answer that broke off a server shows with a question of our own that it is well: no row may be what
+        # keeps it away.
+        is_to_recover = server.rests or key in self._broke_off
+        task = asyncio.create_task(self._try(server, batch, [OUR_OWN] if is_to_recover else self._prompts(rows)))
         server.trials += 1
         self._trying[key] = task
         task.add_done_callback(lambda _: self._ended(server, key))
@@ -87,6 +90,7 @@ class Clearance:
             await asyncio.sleep(server.overloaded(error.retry_after_s))
         except Transient as error:
             log.warning(event("canary broke off", server=server.url, run=batch.run.name, error=error.summary))
+            self._broke_off.add((server.url, batch.run.run_id))
             if await self._servers.confirm(server):
                 self._servers.failed_trial(server, error)
             await asyncio.sleep(AGAIN_S)
@@ -103,6 +107,7 @@ class Clearance:
                     )
                 )
             else:
+                self._broke_off.discard((server.url, batch.run.run_id))
                 server.cleared.add(batch.run.run_id)
 
     async def _first_answered(self, server: Server, batch: Batch, prompts: Sequence[Prompt]) -> BadRequest | None:

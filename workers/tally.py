@@ -64,7 +64,9 @@ class Tally(Collector):
         self._ended = self._counter("batches_ended", "Batches that this process let go of, by how.", "end")
         self._lost = self._counter("claims_lost", "Claims that another process had when they were to be renewed.")
         self._retaken = self._counter("claims_retaken", "Claims that Redis had forgotten and that were taken again.")
-        self._dropped = self._counter("messages_dropped", "Messages that named no work of this worker.")
+        self._dropped = self._counter(
+            "messages_dropped", "Messages that were no work: unknown, or of a run that is paused or cancelled."
+        )
         self._checkpoints = self._counter("checkpoints", "Files of finished rows written to partial/.")
         self._checkpoint_rows = self._counter("checkpoint_rows", "Finished rows in the files written to partial/.")
         self._last_checkpoint = Gauge(

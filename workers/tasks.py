@@ -79,6 +79,7 @@ def _is_its_turn(node: Node, run: Run, name: str, delivery: Mapping[str, Any]) -
     """
     controlled = node.orders.of(run)
     if not controlled.is_running:
+        node.tally.dropped()
         log.debug(event("message dropped", run=run.name, batch=name, reason=f"the run is {controlled.state}"))
         try:
             forget_published(node.redis, run.run_id, [name])

@@ -74,9 +74,8 @@ def drain(
     assign: Set = None,
 ) -> None:
     """Have workers finish what is in flight and end; others take over."""
-    settings = read(ctx)
-    done = role("drain")(settings, node=node, all_nodes=all_nodes, wait=wait)
-    results.show(settings.run, done, {})
+    names = role("drain")(read(ctx), node=node, all_nodes=all_nodes, wait=wait)
+    results.show(None, "drained" if wait else "told to drain", {"workers": names})
 
 
 def list_runs(
@@ -115,8 +114,8 @@ def budget(
     assign: Set = None,
 ) -> None:
     """Change the tokens after which a run is paused."""
-    settings = read(ctx)
-    results.show(settings.run, role("runs budget")(settings, tokens=_tokens(tokens)), {"token_budget": tokens})
+    settings, budgeted = read(ctx), _tokens(tokens)
+    results.show(settings.run, role("runs budget")(settings, tokens=budgeted), {"token_budget": budgeted})
 
 
 def delete(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -54,6 +56,14 @@ def claimed(settings: Settings, run: Run) -> set[str]:
     return Claims(connect(settings), run.run_id, settings.claims, "test").held()
 
 
+def metric(worker: WorkerProcess, name: str) -> float:
+    """One without labels, from the worker's page."""
+    url = worker.said("metrics served")[0].partition("url=")[2]
+    with urllib.request.urlopen(url, timeout=30) as page:
+        lines = page.read().decode().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"draftfleet_{name} "))
+
+
 def assert_complete(run: Run, prompts: list[Prompt]) -> None:
     """Every row once, none failed, and the account agrees."""
     samples = [sample for name in run.done() for sample in run.read_samples(name)]
@@ -67,16 +77,20 @@ def test_a_paused_run_is_let_go_of_and_goes_on_where_it_was_also_after_redis_for
     settings: Settings, storage: FileStorage, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
 ) -> None:
     other = Run.create(storage, "other", {"target.model": "tiny", "sampling.max_tokens": 64}, {})
-    prompts, others = make_prompts(64), make_prompts(40, start=1000)
+    prompts, others = make_prompts(128), make_prompts(40, start=1000)
     redis = connect(settings)
-    with FakeServer(model="tiny", latency_s=0.3) as server:  # more than two looks of the worker for all of it
-        settings = changed(settings, worker__servers=[server.url], worker__concurrency=4, **SHORT)
+    with FakeServer(model="tiny", latency_s=0.5) as server:  # 16 s for all, so that much is left when the pause is seen
+        knobs = SHORT | {"worker__servers": [server.url], "worker__concurrency": 4, "worker__metrics_port": 0}
+        settings = changed(settings, **knobs)
         names = enqueue(settings, run, prompts, batch_size=16)
         with WorkerProcess(settings, tmp_path / "worker.log") as worker:
             until(lambda: server.stats()["requests"] > 6, what="rows on the way")
             orders.pause(settings, reason="the GPUs are needed")
             until(lambda: worker.said("run paused") and not claimed(settings, run), what="the run let go of")
             until(lambda: live.read(redis)[0].rows_in_flight == 0, what="no row in flight")
+            until(lambda: metric(worker, "messages_dropped_total") > 0, what="a message dropped")
+            at_work = metric(worker, "rows_waiting"), metric(worker, "rows_in_flight")
+            server.change(latency_s=0.01)
             done, before = run.done(), server.stats()["requests"]
             attempts = redis.hlen(f"draftfleet:{run.run_id}:attempts")
             redis.flushall()
@@ -89,6 +103,7 @@ def test_a_paused_run_is_let_go_of_and_goes_on_where_it_was_also_after_redis_for
         counts = asked(server)
 
     assert attempts == 0
+    assert at_work == (0, 0)  # so the alert for a worker that has rows and ends none stays quiet
     assert paused[0] == done != names
     assert paused[1] <= len(others) + 1  # its canary
     assert (paused[2].state, paused[2].reason) == ("paused", "the GPUs are needed")
@@ -276,7 +291,8 @@ def test_a_node_joins_with_one_command_and_the_settings_of_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert settings.queue.url is not None
-    monkeypatch.setenv("DRAFTFLEET_QUEUE__URL", settings.queue.url.get_secret_value())
+    password = urlsplit(settings.queue.url.get_secret_value()).password
+    monkeypatch.setenv("DRAFTFLEET_QUEUE__PASSWORD", str(password))  # the address comes from the run
     fleet.describe(run, changed(settings, claims__ttl_s=33.0))
     names = enqueue(settings, run, make_prompts(16))
     log = tmp_path / "join.log"

@@ -137,6 +137,22 @@ def test_a_canary_that_finds_no_reasoning_stops_the_worker_and_gives_the_batch_b
     assert redis.hlen(f"draftfleet:{run.run_id}:attempts") == 0
 
 
+def test_a_prompt_whose_answers_break_off_keeps_no_server_from_its_run(
+    settings: Settings, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
+) -> None:
+    bad = Prompt("b" * 32, "train", [{"role": "user", "content": "Bad?"}])  # the shortest, so the first canary
+    with FakeServer(model="tiny") as server:
+        server.fault("status", status=500, contains="Bad?")
+        settings = changed(settings, worker__servers=[server.url], worker__max_tries=2)
+        names = enqueue(settings, run, [*make_prompts(7), bad])
+
+        with WorkerProcess(settings, tmp_path / "worker.log") as worker:
+            until(lambda: run.done() == names, what="the batch")
+
+    assert len(worker.said("canary broke off")) == 1
+    assert [sample.outcome == "failed" for sample in run.read_samples(names[0])] == [False] * 7 + [True]
+
+
 def test_messages_of_unknown_runs_and_other_ids_are_dropped_and_said(
     settings: Settings, run: Run, storage: FileStorage, make_prompts: MakePrompts, until: Until, tmp_path: Path
 ) -> None:

@@ -154,7 +154,7 @@ def test_each_role_does_its_work_as_its_user(acl_redis: As, until: Until, tmp_pa
     assert "ermission" not in (tmp_path / "flower.log").read_text()
 
     asked = acl_redis("producer")
-    publish_training(make_app(asked), run, "drafter")
+    publish_training(make_app(asked), connect(asked), run, "drafter")
     took: list[Any] = []
     training = acl_redis("trainer")
     app = make_app(training)

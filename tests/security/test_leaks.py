@@ -175,7 +175,7 @@ def test_a_run_with_every_fault_leaves_no_secret_and_no_prompt_where_they_do_not
         page = children.spawn([*python, "flower"], log=tmp_path / "flower.log", env=environment(working))
         try:
             until(lambda: asked(port, "/api/workers"), what="Flower")
-            names = enqueue(working, run, prompts_of([*FATES, *FATES]), batch_size=16)
+            names = enqueue(working, run, prompts_of([*FATES, *["ok"] * 16]), batch_size=16)
             with WorkerProcess(working, tmp_path / "worker.log") as worker:
                 until(lambda: run.done() == names or not worker.is_running, what="the batches")
                 assert worker.is_running, worker.log.read_text()

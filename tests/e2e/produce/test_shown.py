@@ -46,10 +46,12 @@ def test_the_command_shows_one_table_without_empty_rows_and_no_log_line(
     flags: dict[str, Any], tmp_path: Path, questions: Questions, write: Write
 ) -> None:
     data = write(tmp_path / "data.jsonl", questions(50))
+    secret = {"DRAFTFLEET_QUEUE__URL": flags.pop("queue.url")}
     knobs = [text for key, value in flags.items() for text in ("--set", f"{key}={value}")]
 
     shown = subprocess.run(
         [sys.executable, "-m", "draftfleet", "produce", str(data), *knobs],
+        env={**os.environ, **secret},
         capture_output=True,
         text=True,
         check=True,
