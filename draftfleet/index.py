@@ -99,6 +99,8 @@ class Index:
 
     def __init__(self, run: Run) -> None:
         self._storage = run.storage
+        self._run_id = run.run_id
+        self._run_path = f"{run.name}/run.json"
         self._folder = f"{run.name}/index"
         self._process = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         self._lock = threading.Lock()
@@ -119,8 +121,15 @@ class Index:
             self._entries[entry.kind][entry.batch] = entry
 
     def flush(self) -> None:
-        """Put what was added since the last time. Raises StorageUnwritable: then nothing is forgotten, ask again."""
+        """Put what was added since the last time. Raises StorageUnwritable: then nothing is forgotten, ask again.
+
+        Of a run that was deleted meanwhile nothing is put: its folder would be there again, and nobody could name it.
+        """
         with self._writing:
+            if len(self._lines) != self._num_put and self._is_deleted():
+                with self._lock:
+                    self._lines.clear()
+                    self._num_put = 0
             while self._put_a_file():
                 pass
 
@@ -141,6 +150,13 @@ class Index:
                         self._entries[entry.kind][entry.batch] = entry
                 self._read_bytes[name] = len(raw)
             return {batch: entry for batch, entry in self._entries[kind].items() if entry.sha256}
+
+    def _is_deleted(self) -> bool:
+        """Also where another run has the name by now."""
+        try:
+            return self._run_id.encode() not in self._storage.read(self._run_path)
+        except FileNotFoundError:
+            return True
 
     def _put_a_file(self) -> bool:
         """Whether another file has to follow."""
