@@ -202,7 +202,7 @@ def test_a_run_is_paused_at_its_budget_and_goes_on_when_it_is_raised(
     settings: Settings, run: Run, make_prompts: MakePrompts, until: Until, tmp_path: Path
 ) -> None:
     prompts = make_prompts(120)
-    budget, slots = 1000, 2
+    budget, slots = 400, 2
     with FakeServer(model="tiny", latency_s=0.5, tokens=40, spread=0) as server:
         settings = changed(settings, worker__servers=[server.url], worker__concurrency=slots, **SHORT)
         orders.set_budget(settings, tokens=budget)
