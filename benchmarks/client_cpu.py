@@ -1,7 +1,7 @@
 """CPU of the worker process per request, from the queue to the Parquet shard, with servers that answer at once.
 
     python benchmarks/client_cpu.py
-    python benchmarks/client_cpu.py --profile /tmp/profile.txt      where py-spy is installed
+    python benchmarks/client_cpu.py --profile profile.txt      where py-spy is installed
 
 Two figures in one run, each on a run of its own with a worker of its own:
 

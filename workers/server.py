@@ -140,6 +140,7 @@ class Server:
         longest_s = min(LONGEST_REST_S, FIRST_REST_S * 2**self.rests)
         self._resting_until = time.monotonic() + longest_s * random.uniform(0.5, 1.0)
         self.rests += 1
+        self._broken = 0
         self.cleared.clear()
         return self.rest_s
 
