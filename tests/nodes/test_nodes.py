@@ -195,7 +195,7 @@ def start_node(stack: ExitStack, namespace: str, settings: Settings, folder: Pat
     """A server and a worker in a namespace."""
     behaviour = json.dumps({"model": "tiny", "latency_s": LATENCY_S})
     port = next(SERVER_PORTS)
-    command = [sys.executable, "-m", "draftfleet.testing", "--port", str(port), behaviour]
+    command = [sys.executable, "-m", "draftfleet", "fake-server", "--port", str(port), "--json", behaviour]
     server = children.spawn([*inside(namespace), *command], log=folder / f"{namespace}-server.log")
     stack.callback(children.stop, server)
     settings = changed(settings, worker__servers=[f"http://127.0.0.1:{port}"])
