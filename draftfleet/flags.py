@@ -56,7 +56,7 @@ Bool: TypeAlias = bool | None
 # Of every verb.
 Config = Annotated[Path | None, typer.Option(metavar="FILE", help="Settings. Unset: draftfleet.toml, if there.")]
 Run = Annotated[Text, typer.Option(metavar="NAME", help="The run: its folder in the storage.")]
-Storage = Annotated[Text, typer.Option(metavar="URL", help="Folder that all nodes share.")]
+Storage = Annotated[Text, typer.Option(metavar="URL", help="What all nodes share: a folder or s3://BUCKET/PREFIX.")]
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any knob: worker.drain_s=30. Repeatable.")
 ]

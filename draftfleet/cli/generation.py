@@ -82,7 +82,7 @@ def work(
 
 def join(
     ctx: typer.Context,
-    storage: Annotated[Text, typer.Argument(metavar="STORAGE_URL", help="Folder that all nodes share.")] = None,
+    storage: Annotated[Text, typer.Argument(metavar="STORAGE_URL", help="A folder or s3://BUCKET/PREFIX.")] = None,
     *,
     run: Run = None,
     servers: Servers = None,
