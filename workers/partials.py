@@ -1,4 +1,4 @@
-"""Finished rows of batches that are not done: written every few seconds, read by whoever gets the batch next."""
+"""Finished rows of batches that are not done: written every second or so, read by whoever gets the batch next."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from draftfleet.outcomes import best
 from draftfleet.records import Sample
 from draftfleet.runs import Run
 
+MOST_FILES = 60
+"""Of one process. Others list the folder for each batch that they take."""
+
 
 class Partials:
     """The partials of one run. Of each file only its batches are remembered: the rows of a whole fleet are many.
 
-    A file never changes. It is read when it is first seen, and again if the node takes one of its batches.
+    A file never changes. It is read when it is first seen, and again if the node takes one of its batches. Once a
+    process has written MOST_FILES of them, it puts what is still wanted of its own into one.
     """
 
     def __init__(self, run: Run, process: str) -> None:
@@ -36,9 +40,10 @@ class Partials:
     def write(self, samples: list[Sample]) -> None:
         """Put them as one file. Raises StorageUnwritable."""
         with self._lock:
-            name = self._run.write_partial(self._process, self._num_written, samples)
-            self._num_written += 1
-            self._files[name] = _batches(samples)
+            self._put(samples)
+            own = [name for name in self._files if name.startswith(f"{self._process}-")]
+            if len(own) > MOST_FILES:
+                self._merge(own)
 
     def clean(self, batch: str) -> int:
         """The batch is done: delete the files whose batches are all done, or of which no row can be read. How many."""
@@ -54,6 +59,21 @@ class Partials:
                 self._run.delete_partial(name)
                 del self._files[name]
         return len(deleted)
+
+    def _put(self, samples: list[Sample]) -> None:
+        name = self._run.write_partial(self._process, self._num_written, samples)
+        self._num_written += 1
+        self._files[name] = _batches(samples)
+
+    def _merge(self, names: list[str]) -> None:
+        """Of what is cut off in between, rows stand twice: the better one counts."""
+        over: dict[str, bool] = {}
+        samples = [sample for name in names for sample in self._run.read_partial(name)]
+        if wanted := [sample for sample in samples if not self._is_over(sample.batch, over)]:
+            self._put(wanted)
+        for name in names:
+            self._run.delete_partial(name)
+            del self._files[name]
 
     def _read(self, batches: set[str]) -> list[Sample]:
         """The rows of these batches, in order of the files."""

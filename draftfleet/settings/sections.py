@@ -163,7 +163,7 @@ class Worker(Section):
         default=30, description="The same for one that says for this long that it works on nothing."
     )
     checkpoint_interval_s: PositiveFloat = Field(
-        default=5, description="Seconds between writes of finished rows to partial/."
+        default=1, description="Seconds between writes of finished rows to partial/: what a kill -9 may cost."
     )
     drain_s: NonNegativeFloat = Field(
         default=60,

@@ -18,6 +18,7 @@ from draftfleet.claims import Claims, Holding, Renewal, Taken
 from draftfleet.embedded import Embedded
 from draftfleet.errors import RunBusy, RunError, StorageUnwritable
 from draftfleet.live import RunReport, WorkerReport
+from draftfleet.names import batch_id
 from draftfleet.queue import connect
 from draftfleet.records import Prompt, Sample
 from draftfleet.runs import Run
@@ -31,7 +32,7 @@ from workers.guard import Guard
 from workers.holdings import Holdings
 from workers.node import Node
 from workers.node_lock import NodeLock
-from workers.partials import Partials
+from workers.partials import MOST_FILES, Partials
 
 MakePrompts = Callable[..., list[Prompt]]
 MakeSample = Callable[..., Sample]
@@ -219,6 +220,27 @@ def test_rows_of_batches_that_others_work_on_are_read_once_and_not_kept(
     assert [list(one) for one in found] == [[mine.row_key]] * 3
     assert (reads.count(file), reads.count(elsewhere)) == (3, 1)
     assert "train-000001" not in str(found)
+
+
+def test_a_process_that_has_written_many_partials_puts_what_is_still_wanted_into_one(
+    run: Run, make_prompts: MakePrompts, make_sample: MakeSample
+) -> None:
+    partials = Partials(run, "p")
+    prompts = make_prompts(MOST_FILES + 1)
+    done, held = batch_id("train", 0), batch_id("train", 1)
+    run.commit(done, [make_sample(prompts[0], batch=done)])
+
+    partials.write([make_sample(prompts[0], batch=done)])
+    for prompt in prompts[1:]:
+        partials.write([make_sample(prompt, batch=held)])
+
+    [merged] = run.partials()
+    keys = {prompt.row_key for prompt in prompts[1:]}
+    assert {sample.row_key for sample in run.read_partial(merged)} == keys
+    assert partials.earlier(held, keys).keys() == Partials(run, "q").earlier(held, keys).keys() == keys
+    run.commit(held, [make_sample(prompt, batch=held) for prompt in prompts[1:]])
+    assert partials.clean(held) == 1
+    assert list(run.partials()) == []
 
 
 def test_a_torn_partial_gives_its_whole_rows(run: Run, make_prompts: MakePrompts, make_sample: MakeSample) -> None:
