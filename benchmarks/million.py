@@ -32,7 +32,7 @@ from draftfleet.queue import connect, make_app
 from draftfleet.reconcile import Reconciler
 from draftfleet.records import Sample
 from draftfleet.runs import Run
-from draftfleet.settings import Settings, load
+from draftfleet.settings import Settings, environment, load
 from draftfleet.storage import FileStorage, Storage, open_storage
 
 MODEL = "million"
@@ -72,37 +72,35 @@ def main() -> None:
             "run": "million",
             "producer.batch_size": knobs.batch_size,
         }
-        _print(measured(load(flags=flags), flags, folder, knobs), knobs)
+        _print(measured(load(flags=flags), folder, knobs), knobs)
 
 
-def measured(settings: Settings, flags: dict[str, Any], folder: Path, knobs: argparse.Namespace) -> dict[str, Any]:
+def measured(settings: Settings, folder: Path, knobs: argparse.Namespace) -> dict[str, Any]:
     """Every figure, in the order in which they are taken. Each is told at once, should the next take too long."""
     figures: dict[str, Any] = {}
-    for part in _parts(settings, flags, folder, knobs):
+    for part in _parts(settings, folder, knobs):
         print(json.dumps(part), file=sys.stderr, flush=True)
         figures |= part
     return figures
 
 
-def _parts(
-    settings: Settings, flags: dict[str, Any], folder: Path, knobs: argparse.Namespace
-) -> Iterator[dict[str, Any]]:
+def _parts(settings: Settings, folder: Path, knobs: argparse.Namespace) -> Iterator[dict[str, Any]]:
     data, client = folder / "data.jsonl", connect(settings)
     empty_mb = _redis_mb(client)
     _write(data, 0, knobs.rows)
     yield {"load_before": _load(), "data_mb": round(data.stat().st_size / 1e6)}
 
-    first = _command(flags, "produce", str(data))
+    first = _command(settings, "produce", str(data))
     assert first.printed["new"] == knobs.rows, first.printed
     yield {"produce_rows_per_s": round(knobs.rows / first.seconds), **_spent("produce", first)}
     yield {"redis_mb": round(_redis_mb(client) - empty_mb, 1)}
 
-    again = _command(flags, "produce", str(data))
+    again = _command(settings, "produce", str(data))
     assert (again.printed["new"], again.printed["already"]) == (0, knobs.rows), again.printed
     yield _spent("again", again)
 
     _write(data, knobs.rows, knobs.rows + knobs.more)
-    grown = _command(flags, "produce", str(data))
+    grown = _command(settings, "produce", str(data))
     assert (grown.printed["new"], grown.printed["already"]) == (knobs.more, knobs.rows), grown.printed
     yield _spent("grown", grown)
 
@@ -110,7 +108,7 @@ def _parts(
     started = time.monotonic()
     yield {"samples_batches": _commit(run, knobs.done), "samples_s": round(time.monotonic() - started, 1)}
     for name in ("status", "status_again"):
-        status = _command(flags, "status", "--json")
+        status = _command(settings, "status", "--json")
         assert status.printed["identity_holds"], status.printed
         yield _spent(name, status)
     yield _reconciled(settings, run, knobs.claims)
@@ -141,13 +139,12 @@ def _write(path: Path, first: int, end: int) -> None:
             file.write(json.dumps({"id": f"row-{number}", "conversations": turns}) + "\n")
 
 
-def _command(flags: dict[str, Any], verb: str, *arguments: str) -> Spent:
+def _command(settings: Settings, verb: str, *arguments: str) -> Spent:
     """Run `draftfleet VERB` and measure it, imports included."""
-    knobs = [text for key, value in flags.items() for text in ("--set", f"{key}={value}")]
     read, write = os.pipe()
     started = time.monotonic()
-    command = [sys.executable, "-m", "draftfleet", verb, *arguments, *knobs]
-    pid = os.posix_spawn(sys.executable, command, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, write, 1)])
+    command = [sys.executable, "-m", "draftfleet", verb, *arguments]
+    pid = os.posix_spawn(sys.executable, command, environment(settings), file_actions=[(os.POSIX_SPAWN_DUP2, write, 1)])
     os.close(write)
     with open(read) as file:
         printed = file.read()

@@ -1,11 +1,12 @@
 """What two kill -9 of the client cost: the worker beside a plain refill client that resumes by key.
 
     python benchmarks/restarts.py
-    python benchmarks/restarts.py --rows 3000 --time-scale 10
+    python benchmarks/restarts.py --rows 10000 --time-scale 10
 
 The servers are those of efficiency.py. The client is killed when 30 % and when 60 % of the rows are answered, and is
 started again at once. Wasted are the tokens that the servers made and nobody kept. What cannot be saved are the tokens
-of the requests in flight at the two kills, and of the rows finished since the last checkpoint: that is the bound.
+of the requests in flight at the two kills, of the rows finished since the last checkpoint, and of the canaries of three
+starts: that is the bound.
 All times of the worker are divided by the time scale too.
 """
 
@@ -34,6 +35,7 @@ from draftfleet.storage import FileStorage
 from draftfleet.testing.workers import WorkerProcess, enqueue
 
 KILLED_AT = (0.3, 0.6)
+CANARY_TOKENS = 512
 SCALED = (
     "worker.checkpoint_interval_s",
     "claims.ttl_s",
@@ -134,10 +136,18 @@ def measure(client: str, num_rows: int, time_scale: float) -> Figure:
         tokens_kept=tokens,
         tokens_wasted=made - tokens,
         in_flight_at_kills=killer.in_flight,
-        bound=killer.in_flight
-        + int(len(KILLED_AT) * _knob("worker.checkpoint_interval_s") * NUM_SERVERS * SLOTS * TOKENS_PER_S),
+        bound=killer.in_flight + _unsaved_tokens() + _canary_tokens(),
         seconds=seconds,
     )
+
+
+def _unsaved_tokens() -> int:
+    """What the servers make between two checkpoints, once for each kill."""
+    return int(len(KILLED_AT) * _knob("worker.checkpoint_interval_s") * NUM_SERVERS * SLOTS * TOKENS_PER_S)
+
+
+def _canary_tokens() -> int:
+    return (len(KILLED_AT) + 1) * NUM_SERVERS * CANARY_TOKENS
 
 
 def _knob(path: str) -> float:
@@ -155,8 +165,8 @@ def _until(condition: Callable[[], bool]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=10_000)
-    parser.add_argument("--time-scale", type=float, default=10)
+    parser.add_argument("--rows", type=int, default=3_000)
+    parser.add_argument("--time-scale", type=float, default=3)
     knobs = parser.parse_args()
     figures = [asdict(measure(client, knobs.rows, knobs.time_scale)) for client in ("draftfleet", "refill")]
     print("| " + " | ".join(figures[0]) + " |\n" + "|---" * len(figures[0]) + "|")
