@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 import uuid
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from draftfleet import children, ports
+from draftfleet import children, logs, ports
 from draftfleet.embedded import Embedded
 from draftfleet.names import Split, batch_id
 from draftfleet.records import Prompt, Sample, prompt_id
@@ -25,6 +26,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 MODEL = "tiny"
+
+
+@pytest.fixture(autouse=True)
+def log_levels_as_they_were() -> Iterator[None]:
+    """A verb that is called in this process sets up its logs: the next test shall not inherit their levels."""
+    before = [(logger, logger.level) for logger in (logging.root, *map(logging.getLogger, logs.PACKAGES))]
+    yield
+    for logger, level in before:
+        logger.setLevel(level)
 
 
 @pytest.fixture(autouse=True)
