@@ -218,7 +218,11 @@ def test_ctrl_c_ends_with_130_and_no_traceback(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    process = subprocess.Popen([*command, "wait", "produce"], stderr=subprocess.PIPE, text=True)
+    # What a shell starts in the background ignores Ctrl-C, and so would its children.
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    interpreter, flag, code = command
+    child = [interpreter, flag, heard + code, "wait", "produce"]
+    process = subprocess.Popen(child, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     assert process.stderr.readline() == "waiting\n"
 
