@@ -81,8 +81,11 @@ class Reconciler:
         return self._over_runs(self._sweep)
 
     def republish(self) -> int:
-        """Compare the storage with the queue and publish what is missing. One process at a time; others get 0."""
-        lock = self._client.lock("draftfleet:reconciling", timeout=300, blocking=False)
+        """Compare the storage with the queue and publish what is missing. One process at a time; others get 0.
+
+        One that dies with its lock keeps the others out for as long as a claim lives. Two at once would do no harm.
+        """
+        lock = self._client.lock("draftfleet:reconciling", timeout=self._knobs.ttl_s, blocking=False)
         if not lock.acquire():
             return 0
         try:
