@@ -33,9 +33,9 @@ from draftfleet.runs import Run
 from draftfleet.settings import load
 from draftfleet.storage import FileStorage
 from draftfleet.testing.workers import WorkerProcess, enqueue
+from workers import canary
 
 KILLED_AT = (0.3, 0.6)
-CANARY_TOKENS = 512
 SCALED = (
     "worker.checkpoint_interval_s",
     "claims.ttl_s",
@@ -147,7 +147,7 @@ def _unsaved_tokens() -> int:
 
 
 def _canary_tokens() -> int:
-    return (len(KILLED_AT) + 1) * NUM_SERVERS * CANARY_TOKENS
+    return (len(KILLED_AT) + 1) * NUM_SERVERS * canary.TOKENS
 
 
 def _knob(path: str) -> float:
