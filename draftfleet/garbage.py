@@ -11,7 +11,7 @@ from typing import Any
 from celery import bootsteps
 
 from draftfleet.logs import event
-from draftfleet.records import LONGEST_SHOWN
+from draftfleet.wire import LONGEST_SHOWN
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,10 @@ from draftfleet.claims import published_key
 from draftfleet.control import Control, Priority
 from draftfleet.errors import QueueError
 from draftfleet.garbage import DropGarbage
-from draftfleet.records import SCHEMA_VERSION, BatchMessage, TrainMessage
+from draftfleet.records import SCHEMA_VERSION
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
+from draftfleet.wire import BatchMessage, TrainMessage
 
 GENERATE = "draftfleet.generate"
 TRAIN = "draftfleet.train"

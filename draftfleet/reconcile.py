@@ -25,9 +25,10 @@ from draftfleet.letters import note_unreadable
 from draftfleet.logs import event
 from draftfleet.names import BATCH, NAME, parent_of, parts_of
 from draftfleet.queue import ENDED, TRAIN_FIELD, chunks, note_ended, publish, publish_training, queued
-from draftfleet.records import LONGEST_SHOWN, Prompt, Sample
+from draftfleet.records import Prompt, Sample
 from draftfleet.runs import TOMBSTONES, Run
 from draftfleet.storage import Storage
+from draftfleet.wire import LONGEST_SHOWN
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
-"""What travels: the message, the prompt, the sample, and the Arrow schema of a sample shard.
+"""What is kept: the prompt, the sample, and the Arrow schema of a sample shard.
 
-A message in the broker names a batch and carries no prompt text. A prompt lies in an immutable prompt shard; a sample
-is one row of an immutable sample shard. Every row of a batch ends as one sample with an outcome, so that
+A prompt lies in an immutable prompt shard; a sample is one row of an immutable sample shard. Every row of a batch ends
+as one sample with an outcome, so that
 
     expected samples = ok + truncated + failed + pending
 """
@@ -11,19 +11,15 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, TypeVar, cast
+from typing import Any, Literal, Self, cast
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from draftfleet.errors import ErrorKind, QueueError
-from draftfleet.names import BATCH, NAME, Split
+from draftfleet.errors import ErrorKind
+from draftfleet.names import Split
 
 SCHEMA_VERSION = 1
 """Raised when a reader of the old form could misread the new one. Stands in messages, prompt shards and samples."""
-
-LONGEST_SHOWN = 100
-"""Characters that an error quotes of a key in a message: whoever wrote it may have meant to fill the log."""
 
 Outcome = Literal["ok", "truncated", "failed"]
 IdsSource = Literal["engine", "retokenized", "none"]
@@ -37,79 +33,80 @@ _COMPACT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _CANONICAL = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True)
 
 
-class BatchMessage(BaseModel):
-    """The body of a `draftfleet.generate` message: a reference to a batch, under 1 KB."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """An assistant turn that the target has finished, of a conversation that went on after it.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    Its text is message `message` (from 0) of the conversation's messages; here is what a training row needs besides.
+    """
 
-    v: int
-    run_id: str = Field(pattern=r"^[0-9a-f]{32}$")
-    run: str = Field(pattern=NAME)
-    batch: str = Field(pattern=BATCH)
+    message: int
+    finish_reason: str | None = None
+    reasoning_source: str | None = None
+    prompt_token_ids: list[int] = field(default_factory=list[int])
+    token_ids: list[int] = field(default_factory=list[int])
+    ids_source: IdsSource = "none"
+    prompt_tokens: int = -1
+    completion_tokens: int = -1
+    server: str = ""
+    seconds: float = 0.0
 
-    @classmethod
-    def parse(cls, body: object) -> Self:
-        """Raises QueueError on anything but a message of a version this worker knows."""
-        return _parse(cls, body)
-
-
-class TrainMessage(BaseModel):
-    """The body of a `draftfleet.train` message: which drafter of which run."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    v: int
-    run_id: str = Field(pattern=r"^[0-9a-f]{32}$")
-    run: str = Field(pattern=NAME)
-    drafter: str = Field(pattern=NAME)
-
-    @classmethod
-    def parse(cls, body: object) -> Self:
-        """Raises QueueError on anything but a message of a version this trainer knows."""
-        return _parse(cls, body)
+    @property
+    def ids_match_usage(self) -> bool:
+        """As of a sample."""
+        return self.ids_source != "none" and len(self.token_ids) == self.completion_tokens
 
 
-M = TypeVar("M", bound="BatchMessage | TrainMessage")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfinished:
+    """An answer that was cut at its length and is to be continued from its exact ids."""
 
-
-def _parse(model: type[M], body: object) -> M:
-    try:
-        message = model.model_validate(body)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))[:LONGEST_SHOWN] or "all of it"
-        raise QueueError(
-            f"a message in the queue is not a {model.__name__}: {where}: {first['msg']}. It was dropped."
-        ) from None
-    if message.v != SCHEMA_VERSION:
-        raise QueueError(
-            f"a message has version {message.v}, this worker reads version {SCHEMA_VERSION}: "
-            "run the same draftfleet version on every node."
-        )
-    return message
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    max_tokens: int
+    """Of the whole answer, what is there included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What we ask. `prompt_id` is the hash of the whole source conversation, so it does not depend on file order."""
+    """What we ask. `prompt_id` is the hash of the whole source conversation, so it does not depend on file order.
+
+    `sample` counts from 0 where a prompt is asked several times. `turns` are those that are finished already: their
+    answers stand in `messages`. `unfinished` is the answer that is to be continued.
+    """
 
     prompt_id: str
     split: Split
     messages: Conversation
     tools: list[dict[str, Any]] | None = None
+    sample: int = 0
+    turns: list[Turn] = field(default_factory=list[Turn])
+    unfinished: Unfinished | None = None
 
     @property
     def row_key(self) -> str:
         """Names the one sample this prompt is owed: `prompt_id`, sample index, turn index."""
         turn = sum(message["role"] == "user" for message in self.messages) - 1
-        return f"{self.prompt_id}-0-{max(turn, 0)}"
+        return f"{self.prompt_id}-{self.sample}-{max(turn, 0)}"
 
     def to_json(self) -> str:
-        return _compact(_fields(self))
+        """What has its default is left out: an older version reads what it knows."""
+        fields = {name: value for name, value in _fields(self).items() if value or name not in _OPTIONAL_OF_PROMPT}
+        fields |= {"turns": [_fields(turn) for turn in self.turns]} if self.turns else {}
+        fields |= {"unfinished": _fields(self.unfinished)} if self.unfinished else {}
+        return _compact(fields)
 
     @classmethod
     def from_json(cls, line: str) -> Self:
-        return cls(**json.loads(line))
+        fields = _object(line)
+        if "turns" in fields:
+            fields["turns"] = [Turn(**turn) for turn in fields["turns"]]
+        if "unfinished" in fields:
+            fields["unfinished"] = Unfinished(**fields["unfinished"])
+        return cls(**fields)
+
+
+_OPTIONAL_OF_PROMPT = {"sample", "turns", "unfinished"}
 
 
 def prompt_id(messages: Conversation, tools: list[dict[str, Any]] | None) -> str:
@@ -129,6 +126,10 @@ class Sample:
     `token_ids` are the completion's, reasoning and stop token included; with `ids_source == "engine"` they are exactly
     what the model produced. `completion_tokens` is the server's own count; -1 where it gave none. A field with a
     default may be missing where an older version wrote the sample.
+
+    A conversation of which every assistant turn is asked is one sample. Its `messages` hold the target's own earlier
+    turns, `turns` what a training row needs of each, and all other fields are of the last turn that was asked. `ended`
+    says why it is not the last of the source.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -161,6 +162,10 @@ class Sample:
     attempt: int = 1
     started_at: float = 0.0
     seconds: float = 0.0
+    sample: int = 0
+    drawn: dict[str, Any] | None = None
+    turns: list[Turn] = field(default_factory=list[Turn])
+    ended: str | None = None
 
     @property
     def ids_match_usage(self) -> bool:
@@ -168,18 +173,21 @@ class Sample:
         return self.ids_source != "none" and len(self.token_ids) == self.completion_tokens
 
     def to_json(self) -> str:
-        return _compact(_fields(self))
+        return _compact(_fields(self) | {"turns": [_fields(turn) for turn in self.turns]})
 
     @classmethod
     def from_json(cls, line: str) -> Self:
-        return cls(**json.loads(line))
+        fields = _object(line)
+        fields["turns"] = [Turn(**turn) for turn in fields.get("turns") or ()]
+        return cls(**fields)
 
     def to_row(self) -> dict[str, Any]:
         """The row of a shard: open-ended JSON (tools, tool calls) as text, since Arrow columns have one type."""
         row = _fields(self)
         row["messages"] = [_message_row(message) for message in self.messages]
-        row["tools"] = _text(self.tools)
-        row["tool_calls"] = _text(self.tool_calls)
+        for key in JSON_TEXTS:
+            row[key] = _text(getattr(self, key))
+        row["turns"] = [_fields(turn) for turn in self.turns]
         row["ids_match_usage"] = self.ids_match_usage
         return row
 
@@ -187,14 +195,27 @@ class Sample:
     def from_row(cls, row: dict[str, Any]) -> Self:
         row = {key: value for key, value in row.items() if key != "ids_match_usage"}
         row["messages"] = [_message_from_row(message) for message in row["messages"]]
-        for key in ("tools", "tool_calls"):
-            row[key] = json.loads(row[key]) if row[key] is not None else None
+        for key in JSON_TEXTS:
+            row[key] = json.loads(row[key]) if row.get(key) is not None else None
+        row["turns"] = [Turn(**turn) for turn in row.get("turns") or ()]
         return cls(**row)
 
 
-def _fields(record: Prompt | Sample) -> dict[str, Any]:
+JSON_TEXTS = ("tools", "tool_calls", "drawn")
+"""Columns that hold JSON as text: Arrow columns have one type."""
+
+
+def _fields(record: Prompt | Sample | Turn | Unfinished) -> dict[str, Any]:
     """Shallow: `asdict` copies every message and token id, three times the cost of the JSON itself."""
     return {name: getattr(record, name) for name in record.__slots__}
+
+
+def _object(line: str) -> dict[str, Any]:
+    """Raises ValueError where the line holds anything else."""
+    fields = json.loads(line)
+    if not isinstance(fields, dict):
+        raise ValueError(f"{type(fields).__name__} where an object should be")
+    return cast(dict[str, Any], fields)
 
 
 def _text(value: object) -> str | None:
@@ -275,6 +296,28 @@ SAMPLE_SCHEMA = pa.schema(
         pa.field("attempt", pa.int16()),
         pa.field("started_at", pa.float64()),
         pa.field("seconds", pa.float64()),
+        pa.field("sample", pa.int32()),
+        pa.field("drawn", pa.string()),
+        pa.field(
+            "turns",
+            pa.list_(
+                pa.struct(
+                    [
+                        pa.field("message", pa.int32()),
+                        pa.field("finish_reason", pa.string()),
+                        pa.field("reasoning_source", pa.string()),
+                        pa.field("prompt_token_ids", pa.list_(pa.int32())),
+                        pa.field("token_ids", pa.list_(pa.int32())),
+                        pa.field("ids_source", pa.string()),
+                        pa.field("prompt_tokens", pa.int32()),
+                        pa.field("completion_tokens", pa.int32()),
+                        pa.field("server", pa.string()),
+                        pa.field("seconds", pa.float64()),
+                    ]
+                )
+            ),
+        ),
+        pa.field("ended", pa.string()),
     ]
 )
 """The columns of a sample shard, in order."""

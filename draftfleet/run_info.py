@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -37,13 +38,16 @@ class RunInfo:
             provenance=provenance,
         )
 
-    def differences(self, content: dict[str, Any]) -> list[str]:
-        """A line for each key in which other content differs."""
-        return [
-            f"  {key}: the run has {self.content.get(key)!r}, now {content.get(key)!r}"
+    def differences(self, content: dict[str, Any], unpinned: Mapping[str, Any]) -> list[str]:
+        """A line for each key in which other content differs.
+
+        `unpinned` says what holds for a key that is not there: an older version made the run, and knew no such knob.
+        """
+        pairs = {
+            key: (self.content.get(key, unpinned.get(key)), content.get(key, unpinned.get(key)))
             for key in sorted(self.content.keys() | content.keys())
-            if self.content.get(key) != content.get(key)
-        ]
+        }
+        return [f"  {key}: the run has {has!r}, now {now!r}" for key, (has, now) in pairs.items() if has != now]
 
     def to_json(self) -> bytes:
         return (json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n").encode()

@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
@@ -54,8 +54,15 @@ class Run:
         self.ids_folder = f"{self.name}/ids"
 
     @classmethod
-    def create(cls, storage: Storage, name: str, content: dict[str, Any], provenance: dict[str, Any]) -> Self:
-        """Make the run, or open it if it exists with the same content.
+    def create(
+        cls,
+        storage: Storage,
+        name: str,
+        content: dict[str, Any],
+        provenance: dict[str, Any],
+        unpinned: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Make the run, or open it if it exists with the same content. `unpinned`: see RunInfo.differences.
 
         Raises RunConflict, naming each difference, if it exists with other content.
         """
@@ -63,7 +70,7 @@ class Run:
         if storage.put_if_absent(f"{name}/run.json", info.to_json()):
             return cls(storage, info)
         run = cls.open(storage, name)
-        if differences := run.info.differences(content):
+        if differences := run.info.differences(content, unpinned or {}):
             raise RunConflict(
                 f"run {name} exists with other settings:\n" + "\n".join(differences) + "\n"
                 "Samples of one run must be comparable: use these settings, or another run name."

@@ -45,6 +45,9 @@ from producer.unchanged import earlier_report, fingerprint, passes_of, with_pass
 
 log = logging.getLogger(__name__)
 
+PINNED = ("batch_size", "heldout", "split_column", "turns")
+"""Knobs of `producer` that decide what is asked, or what a batch holds."""
+
 
 def produce(settings: Settings, *, progress: bool) -> Report:
     """Add what is new in `producer.data` to the run, and seal it.
@@ -162,20 +165,25 @@ def _open_run(
                 )
             )
         content["target.fingerprint"] = pinned
-    return Run.create(shared, settings.run, content, {}), prompts
+    return Run.create(shared, settings.run, content, {}, UNPINNED), prompts
 
 
 def content_of(settings: Settings) -> dict[str, Any]:
     """What the run pins. Servers, concurrency, paths and the data set may change: a run can move, and grow."""
-    sampling = settings.sampling.model_dump(mode="json")
     return {
         "target.model": settings.model,
         "target.fingerprint": _fingerprint(settings.target.path),
-        **{f"sampling.{key}": value for key, value in sampling.items()},
-        "producer.batch_size": settings.producer.batch_size,
-        "producer.heldout": settings.producer.heldout,
-        "producer.split_column": settings.producer.split_column,
+        **_pins(settings.sampling, settings.producer),
     }
+
+
+def _pins(sampling: sections.Sampling, knobs: sections.Producer) -> dict[str, Any]:
+    asked = {f"sampling.{key}": value for key, value in sampling.model_dump(mode="json").items()}
+    return asked | {f"producer.{key}": getattr(knobs, key) for key in PINNED}
+
+
+UNPINNED = _pins(sections.Sampling(), sections.Producer())
+"""What holds in a run that an older version made, which knew no such knob."""
 
 
 def provenance_of(source: Source) -> dict[str, Any]:

@@ -17,10 +17,10 @@ from draftfleet.errors import CorruptFile, QueueError, RunMissing
 from draftfleet.logs import event
 from draftfleet.queue import TRAIN, connect, make_app, note_ended, publish_training
 from draftfleet.reconcile import TRAIN_CLAIM
-from draftfleet.records import TrainMessage
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.storage import Storage, open_storage
+from draftfleet.wire import TrainMessage
 from trainer.child import Claim, check_processes, supervise
 from trainer.pinned import pin, with_pinned
 from trainer.scrape import TrainingCollector

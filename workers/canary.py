@@ -17,11 +17,11 @@ from draftfleet.records import Prompt
 from draftfleet.settings import Sampling
 from draftfleet.tokens import TargetTokenizer
 from workers import text_ids
-from workers.dialects import Completion, Dialect, decode
+from workers.dialects import Ask, Completion, Dialect, decode
 from workers.dialects.openai import REASONING_FIELDS, model_entries
 
-Post = Callable[[dict[str, Any]], Awaitable[tuple[int, Mapping[str, str], str | bytes]]]
-"""Sends a JSON body to /v1/chat/completions of one server; gives HTTP status, headers and body. Raises Transient."""
+Post = Callable[[str, dict[str, Any]], Awaitable[tuple[int, Mapping[str, str], str | bytes]]]
+"""Sends a JSON body to a path of one server; gives HTTP status, headers and body. Raises Transient."""
 
 KNOWN_FIELDS = {*REASONING_FIELDS, "role", "content", "refusal", "name", "tool_calls", "function_call", "audio"}
 """Fields of a message whose text is read, or is known to be no reasoning."""
@@ -115,10 +115,17 @@ class _Canary:
         """Body, completion, and the seconds it took."""
         sampling = self.sampling.model_copy(update={"max_tokens": min(TOKENS, self.sampling.max_tokens)})
         request = self.dialect.request(
-            self.model, self.prompt.messages, sampling, tools=self.prompt.tools, seed=sampling.seed
+            Ask(
+                model=self.model,
+                messages=self.prompt.messages,
+                sampling=sampling,
+                tools=self.prompt.tools,
+                seed=sampling.seed,
+                prompt_token_ids=self.prompt_ids() if self.dialect.WANTS_PROMPT_IDS else None,
+            )
         )
         started = time.monotonic()
-        status, headers, raw = await self.post(request)
+        status, headers, raw = await self.post(*request)
         seconds = time.monotonic() - started
         if status != 200:
             raise self.dialect.classify(status, headers, raw)

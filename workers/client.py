@@ -59,14 +59,14 @@ class Client:
             limits=httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS),
             timeout=httpx2.Timeout(knobs.request_timeout_s, connect=knobs.connect_timeout_s),
         )
-        self._asks: dict[str, tuple[httpx2.URL, dict[str, str]]] = {}
+        self._asks: dict[tuple[str, str], tuple[httpx2.URL, dict[str, str]]] = {}
 
-    async def complete(self, url: str, body: dict[str, Any]) -> Answer:
-        """POST /v1/chat/completions. Raises Transient if there was no answer."""
-        if url not in self._asks:
+    async def complete(self, url: str, path: str, body: dict[str, Any]) -> Answer:
+        """POST to a path of a server. Raises Transient if there was no answer."""
+        if (url, path) not in self._asks:
             headers = {"Authorization": f"Bearer {self._key(url)}", "Content-Type": "application/json"}
-            self._asks[url] = httpx2.URL(f"{url}/v1/chat/completions"), headers
-        address, headers = self._asks[url]
+            self._asks[url, path] = httpx2.URL(f"{url}{path}"), headers
+        address, headers = self._asks[url, path]
         try:
             response = await self._http.post(address, content=json.dumps(body).encode(), headers=headers)
         except NO_ANSWER as error:

@@ -17,7 +17,7 @@ from draftfleet.tokens import TargetTokenizer
 from workers import text_ids
 from workers.batch import Batch, Row
 from workers.client import Client
-from workers.dialects import Completion, decode
+from workers.dialects import Ask, Completion, decode
 from workers.servers import Server
 
 log = logging.getLogger(__name__)
@@ -40,15 +40,17 @@ class Generator:
     async def ask(self, row: Row, server: Server) -> Sample:
         """One request. Raises ServerError."""
         content = row.batch.content
-        body = server.dialect.request(
-            content.model,
-            row.prompt.messages,
-            content.sampling.model_copy(update={"max_tokens": self._max_tokens(row, server)}),
-            tools=row.prompt.tools,
-            seed=row_seed(content.sampling.seed, row.prompt.row_key),
+        request = server.dialect.request(
+            Ask(
+                model=content.model,
+                messages=row.prompt.messages,
+                sampling=content.sampling.model_copy(update={"max_tokens": self._max_tokens(row, server)}),
+                tools=row.prompt.tools,
+                seed=row_seed(content.sampling.seed, row.prompt.row_key),
+            )
         )
         started_at, clock = time.time(), time.monotonic()
-        status, headers, raw = await self._client.complete(server.url, body)
+        status, headers, raw = await self._client.complete(server.url, *request)
         if status != 200:
             raise server.dialect.classify(status, headers, raw)
         completion = server.dialect.parse(decode(raw))
@@ -148,5 +150,6 @@ def _identity(row: Row) -> dict[str, Any]:
         "split": prompt.split,
         "messages": prompt.messages,
         "tools": prompt.tools,
+        "sample": prompt.sample,
         "attempt": batch.attempt,
     }

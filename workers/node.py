@@ -19,12 +19,12 @@ from draftfleet.claims import Claims
 from draftfleet.errors import CorruptFile, DraftfleetError, RunBusy, RunError, RunMissing, ServerError, StorageError
 from draftfleet.live import WorkerState
 from draftfleet.logs import event
-from draftfleet.records import BatchMessage
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.settings.sections import TASKS_END_S
 from draftfleet.storage import Storage
 from draftfleet.tokens import TargetTokenizer
+from draftfleet.wire import BatchMessage
 from workers.addresses import Address, expand
 from workers.batch import Batch, Content
 from workers.clearance import Clearance

@@ -20,8 +20,8 @@ from draftfleet.letters import note_unreadable
 from draftfleet.logs import event
 from draftfleet.names import parent_of
 from draftfleet.queue import GENERATE, STEPS, forget_published, publish, retry_queue
-from draftfleet.records import BatchMessage
 from draftfleet.runs import Run
+from draftfleet.wire import BatchMessage
 from workers.batch import Batch
 from workers.guard import PAUSING
 from workers.node import Node, OpenRun

@@ -31,16 +31,16 @@ from pydantic_settings import (
 from draftfleet import mistakes, redaction, secrets
 from draftfleet.errors import SettingsError
 from draftfleet.names import NAME
+from draftfleet.settings.asking import Sampling
+from draftfleet.settings.producing import Producer
+from draftfleet.settings.section import Section
 from draftfleet.settings.sections import (
     Claims,
     Evaluation,
     Export,
     Flower,
     Logs,
-    Producer,
     Queue,
-    Sampling,
-    Section,
     Storage,
     Target,
     Trainer,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -16,18 +14,13 @@ from pydantic import (
 )
 
 from draftfleet.names import NAME
+from draftfleet.settings.section import Section
 
 TASKS_END_S = 30.0
 """After a drain, how long a worker's tasks may take to give their batches back."""
 
 WARM_END_S = 20.0
 """After that, how long Celery may take to end before the process is ended."""
-
-
-class Section(BaseModel):
-    """A table of the settings file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 class Storage(Section):
@@ -85,48 +78,6 @@ class Target(Section):
     context_tokens: PositiveInt | None = Field(
         default=None, description="Longest prompt + completion in tokens. Unset: from the servers, else from `path`."
     )
-
-
-class Producer(Section):
-    """From a data set to the queue."""
-
-    data: str = Field(
-        default="", description="A .jsonl, .jsonl.gz or .parquet file, or the name of a `datasets` data set."
-    )
-    data_split: str = Field(default="train", description="Which split of a `datasets` data set to read.")
-    column: str | None = Field(
-        default=None, description="Column with the conversation or prompt. Unset: found by itself."
-    )
-    split_column: str | None = Field(
-        default=None, description='Column that says "train" or "heldout". Unset: `split`, if there.'
-    )
-    heldout: float = Field(
-        default=0.02, ge=0, lt=1, description="Share of prompts held out by hash where no column says it."
-    )
-    batch_size: PositiveInt = Field(default=64, description="Prompts that travel under one reference.")
-    limit: PositiveInt | None = Field(default=None, description="Read at most this many lines.")
-    strict: bool = Field(default=False, description="Stop at the first malformed line instead of counting it.")
-    priority: Literal["high", "normal", "low"] | None = Field(
-        default=None, description="Of the run among others. Unset: as it is, normal for a new run. Not pinned."
-    )
-    token_budget: PositiveInt | None = Field(
-        default=None, description="Completion tokens after which the run is paused. Unset: as it is. Not pinned."
-    )
-
-
-class Sampling(Section):
-    """What is asked of the target. All of it is pinned in run.json."""
-
-    max_tokens: PositiveInt = Field(default=8192, description="Longest completion in tokens, reasoning included.")
-    temperature: NonNegativeFloat | None = Field(default=None, description="Unset: the server's own default.")
-    top_p: float | None = Field(default=None, gt=0, le=1, description="Unset: the server's own default.")
-    thinking: bool | None = Field(
-        default=None, description="Reasoning on or off through the chat template. Unset: the template decides."
-    )
-    seed: int | None = Field(
-        default=None, description="Each row's seed derives from this and its key. Unset: none is sent."
-    )
-    extra_body: dict[str, Any] = Field(default_factory=dict, description="Anything else, sent as it is.")
 
 
 class Worker(Section):

@@ -27,7 +27,7 @@ from draftfleet.errors import (
 from draftfleet.settings import Sampling
 from draftfleet.tokens import TargetTokenizer, load
 from workers import dialects
-from workers.dialects import Dialect
+from workers.dialects import Ask, Dialect
 
 RECORDED = Path(__file__).parent / "dialects"
 TINY_TARGET = Path(__file__).parents[2] / "examples/tiny-target"
@@ -42,6 +42,10 @@ each_recorded = pytest.mark.parametrize("name", ["vllm", "transformers"])
 
 def recorded(name: str, question: str) -> dict[str, Any]:
     return json.loads((RECORDED / name / f"{question}.json").read_text())
+
+
+def asked(dialect: Dialect, sampling: Sampling, **more: Any) -> dict[str, Any]:
+    return dialect.request(Ask(model="tiny", messages=MESSAGES, sampling=sampling, **more)).body
 
 
 def refused(dialect: Dialect, answer: dict[str, Any]) -> ServerError:
@@ -65,7 +69,7 @@ def tokenizer() -> TargetTokenizer:
 def test_a_recorded_request_is_the_one_that_the_dialect_makes(name: str) -> None:
     recording = recorded(name, "thinking")
 
-    body = dialects.load(name).request("tiny", MESSAGES, Sampling(max_tokens=256, temperature=0, thinking=True))
+    body = asked(dialects.load(name), Sampling(max_tokens=256, temperature=0, thinking=True))
 
     assert body == recording["request"]
 
@@ -197,7 +201,7 @@ def test_what_lists_no_models_is_not_known() -> None:
 
 @each_dialect
 def test_a_request_says_what_is_set_and_nothing_else(dialect: Dialect) -> None:
-    body = dialect.request("tiny", MESSAGES, Sampling(max_tokens=9))
+    body = asked(dialect, Sampling(max_tokens=9))
 
     ids = {"return_token_ids"} if dialect.GIVES_TOKEN_IDS else set()
     assert body.keys() - ids == {"model", "messages", "max_tokens"}
@@ -208,7 +212,7 @@ def test_a_request_carries_sampling_tools_and_seed(dialect: Dialect) -> None:
     sampling = Sampling(max_tokens=9, temperature=0.5, top_p=0.9, thinking=False)
     tools = [{"type": "function", "function": {"name": "add"}}]
 
-    body = dialect.request("tiny", MESSAGES, sampling, tools=tools, seed=7)
+    body = asked(dialect, sampling, tools=tools, seed=7)
 
     assert body["temperature"] == 0.5
     assert body["top_p"] == 0.9
@@ -221,7 +225,7 @@ def test_a_request_carries_sampling_tools_and_seed(dialect: Dialect) -> None:
 def test_extra_body_wins_and_leaves_the_thinking_switch(dialect: Dialect) -> None:
     extra = {"max_tokens": 3, "top_k": 20, "chat_template_kwargs": {"budget": 5}}
 
-    body = dialect.request("tiny", MESSAGES, Sampling(max_tokens=9, thinking=True, extra_body=extra))
+    body = asked(dialect, Sampling(max_tokens=9, thinking=True, extra_body=extra))
 
     assert body["max_tokens"] == 3
     assert body["top_k"] == 20

@@ -13,8 +13,9 @@ from draftfleet import again
 from draftfleet.accounting import Accountant, Accounting
 from draftfleet.letters import find
 from draftfleet.names import again_id, batch_id, is_again, parent_of, parts_of, split_of
-from draftfleet.records import BatchMessage, Prompt, Sample
+from draftfleet.records import Prompt, Sample
 from draftfleet.runs import Run
+from draftfleet.wire import BatchMessage
 
 MakePrompts = Callable[..., list[Prompt]]
 MakeSample = Callable[..., Sample]

@@ -12,7 +12,8 @@ import pytest
 
 from draftfleet.errors import QueueError
 from draftfleet.names import batch_id, parts_of
-from draftfleet.records import SAMPLE_SCHEMA, SCHEMA_VERSION, BatchMessage, Prompt, Sample, TrainMessage, prompt_id
+from draftfleet.records import SAMPLE_SCHEMA, SCHEMA_VERSION, Prompt, Sample, prompt_id
+from draftfleet.wire import BatchMessage, TrainMessage
 
 MakeSample = Callable[..., Sample]
 MakePrompts = Callable[..., list[Prompt]]

@@ -13,12 +13,13 @@ import pytest
 
 from draftfleet.errors import CorruptFile, QueueError, StorageError
 from draftfleet.queue import GENERATE, TRAIN, connect, generate_queue, queued
-from draftfleet.records import SCHEMA_VERSION, BatchMessage, Prompt, TrainMessage
+from draftfleet.records import SCHEMA_VERSION, Prompt
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.storage import FileStorage
 from draftfleet.testing import FakeServer
 from draftfleet.testing.workers import WorkerProcess, changed, enqueue
+from draftfleet.wire import BatchMessage, TrainMessage
 
 ELSEWHERE = [
     *("..", ".", "", "/", "/etc", "../run", "run/../../x", "run/sub", "..\\run", "run\x00", "run\n", " run", "-run"),

@@ -36,8 +36,8 @@ def check(server: FakeServer, **changes: Any) -> CanaryReport:
     async def run() -> CanaryReport:
         async with aiohttp.ClientSession() as session:
 
-            async def post(body: dict[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
-                async with session.post(server.url + "/v1/chat/completions", json=body) as response:
+            async def post(path: str, body: dict[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
+                async with session.post(server.url + path, json=body) as response:
                     return response.status, dict(response.headers), await response.read()
 
             async with session.get(server.url + "/v1/models") as response:
@@ -269,8 +269,8 @@ def test_a_slow_first_answer_does_not_refuse_a_timeout_that_is_long_enough() -> 
         async def run() -> CanaryReport:
             async with aiohttp.ClientSession() as session:
 
-                async def post(body: dict[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
-                    async with session.post(server.url + "/v1/chat/completions", json=body) as response:
+                async def post(path: str, body: dict[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
+                    async with session.post(server.url + path, json=body) as response:
                         answer = response.status, dict(response.headers), await response.read()
                     original(latency_s=0)  # it is warm now
                     return answer

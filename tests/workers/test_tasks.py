@@ -16,9 +16,10 @@ from draftfleet.claims import Claims
 from draftfleet.control import Control
 from draftfleet.errors import StorageError
 from draftfleet.queue import STEPS, connect, keys, make_app, queued
-from draftfleet.records import SCHEMA_VERSION, BatchMessage
+from draftfleet.records import SCHEMA_VERSION
 from draftfleet.runs import Run
 from draftfleet.settings import Sampling, Settings
+from draftfleet.wire import BatchMessage
 from workers import tasks
 from workers.batch import Batch, Content
 from workers.suspects import Suspects

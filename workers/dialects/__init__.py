@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from draftfleet.errors import ServerError, SettingsError, Transient
 from draftfleet.records import Conversation, Outcome
@@ -27,6 +27,29 @@ DIALECTS = {
 
 
 _SURROGATES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One question to a server. `sampling` is what this row has drawn.
+
+    `prompt_token_ids` are the prompt as ids, where they are known: for dialects that ask with ids
+    (`WANTS_PROMPT_IDS`), and for continuations, where the answer so far is part of them.
+    """
+
+    model: str
+    messages: Conversation
+    sampling: Sampling
+    tools: list[dict[str, Any]] | None = None
+    seed: int | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class Request(NamedTuple):
+    """What is posted, and where: a path such as /v1/chat/completions, and a JSON body."""
+
+    path: str
+    body: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,17 +85,19 @@ class Dialect(Protocol):
         """Whether the server can say which ids it produced. Where not, they come from the target's tokenizer."""
         ...
 
-    def request(
-        self,
-        model: str,
-        messages: Conversation,
-        sampling: Sampling,
-        *,
-        tools: list[dict[str, Any]] | None = None,
-        seed: int | None = None,
-    ) -> dict[str, Any]:
-        """The JSON body of POST /v1/chat/completions. `sampling.extra_body` is merged last, so it wins; of
-        `chat_template_kwargs` in it, each key does."""
+    @property
+    def WANTS_PROMPT_IDS(self) -> bool:
+        """Whether it asks with the prompt as token ids: then target.path has to be set."""
+        ...
+
+    def request(self, ask: Ask) -> Request:
+        """The question. `sampling.extra_body` is merged last, so it wins; of `chat_template_kwargs` in it, each key
+        does."""
+        ...
+
+    def continuation(self, ask: Ask) -> Request | None:
+        """The question for what comes after `ask.prompt_token_ids`, of at most `ask.sampling.max_tokens` tokens. None
+        where the server takes no ids. `parse` reads its answer too, whose `token_ids` are the new ones alone."""
         ...
 
     def parse(self, body: dict[str, Any]) -> Completion:

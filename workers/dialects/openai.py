@@ -11,12 +11,14 @@ from email.utils import parsedate_to_datetime
 from typing import Any, cast
 
 from draftfleet.errors import BadRequest, Mismatch, Overload, ServerError, Transient, Unauthorized
-from draftfleet.records import Conversation, Outcome
-from draftfleet.settings import Sampling
-from workers.dialects import Completion, start_of
+from draftfleet.records import Outcome
+from workers.dialects import Ask, Completion, Request, start_of
 
 NAME = "openai"
 GIVES_TOKEN_IDS = False
+WANTS_PROMPT_IDS = False
+
+CHAT = "/v1/chat/completions"
 
 REASONING_FIELDS = ("reasoning", "reasoning_content")
 COMPLETE = {"stop", "tool_calls", "function_call"}
@@ -28,21 +30,24 @@ MOST_TOKENS = 2**31 - 1
 _NO_SUCH_MODEL = re.compile(r"model\b.*\b(does not exist|not found)|no such model|server is pinned to", re.I | re.S)
 
 
-def request(
-    model: str,
-    messages: Conversation,
-    sampling: Sampling,
-    *,
-    tools: list[dict[str, Any]] | None = None,
-    seed: int | None = None,
-) -> dict[str, Any]:
-    body: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": sampling.max_tokens}
-    optional = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": seed, "tools": tools or None}
+def request(ask: Ask) -> Request:
+    sampling = ask.sampling
+    body: dict[str, Any] = {"model": ask.model, "messages": ask.messages, "max_tokens": sampling.max_tokens}
+    optional = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "seed": ask.seed,
+        "tools": ask.tools or None,
+    }
     body |= {key: value for key, value in optional.items() if value is not None}
     extra = dict(sampling.extra_body)
     if sampling.thinking is not None:
         body["chat_template_kwargs"] = {"enable_thinking": sampling.thinking, **extra.pop("chat_template_kwargs", {})}
-    return body | extra
+    return Request(CHAT, body | extra)
+
+
+def continuation(ask: Ask) -> Request | None:
+    return None
 
 
 def parse(body: dict[str, Any]) -> Completion:

@@ -11,8 +11,10 @@ from workers.dialects import Completion, openai
 
 NAME = "transformers"
 GIVES_TOKEN_IDS = False
+WANTS_PROMPT_IDS = False
 
 request = openai.request
+continuation = openai.continuation
 classify = openai.classify
 
 STOP_TOKENS = re.compile(r"\s*(<\|im_end\|>|<\|endoftext\|>|<\|eot_id\|>)+\s*$")

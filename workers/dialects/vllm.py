@@ -8,25 +8,19 @@ from dataclasses import replace
 from typing import Any, cast
 
 from draftfleet.errors import Transient
-from draftfleet.records import Conversation
-from draftfleet.settings import Sampling
-from workers.dialects import Completion, openai
+from workers.dialects import Ask, Completion, Request, openai
 
 NAME = "vllm"
 GIVES_TOKEN_IDS = True
+WANTS_PROMPT_IDS = False
 
 classify = openai.classify
+continuation = openai.continuation
 
 
-def request(
-    model: str,
-    messages: Conversation,
-    sampling: Sampling,
-    *,
-    tools: list[dict[str, Any]] | None = None,
-    seed: int | None = None,
-) -> dict[str, Any]:
-    return {"return_token_ids": True} | openai.request(model, messages, sampling, tools=tools, seed=seed)
+def request(ask: Ask) -> Request:
+    path, body = openai.request(ask)
+    return Request(path, {"return_token_ids": True} | body)
 
 
 def parse(body: dict[str, Any]) -> Completion:

@@ -18,6 +18,7 @@ from urllib.request import Request, urlopen
 from draftfleet.records import Prompt
 from draftfleet.settings import Sampling
 from workers import dialects
+from workers.dialects import Ask
 
 HERE = Path(__file__).parent
 KEPT_HEADERS = ("content-type", "server", "x-request-id", "retry-after")
@@ -48,7 +49,7 @@ def main(url: str, name: str) -> None:
     def request(messages: list[dict[str, Any]], asked: str = model, **sampling: Any) -> dict[str, Any]:
         prompt = Prompt(prompt_id="0" * 32, split="train", messages=messages)
         knobs = Sampling(**{"max_tokens": 256, "temperature": 0, "thinking": True, **sampling})
-        return dialect.request(asked, prompt.messages, knobs)
+        return dialect.request(Ask(model=asked, messages=prompt.messages, sampling=knobs)).body
 
     questions: dict[str, tuple[str, dict[str, Any] | None]] = {
         "models": (f"{url}/v1/models", None),
