@@ -107,7 +107,9 @@ def training_rows(sample: Sample, *, max_tokens: int, vocab_size: int) -> dict[s
     """By key the turns of a sample: the exact ids, cut to `max_tokens`; or why the turn is not trained on."""
     if sample.split != "train":
         return {sample.row_key: "heldout"}
-    rows = {row.key: training_row(row, max_tokens=max_tokens, vocab_size=vocab_size) for row in rows_of(sample)}
+    rows: dict[str, Kept | Reason] = {
+        row.key: training_row(row, max_tokens=max_tokens, vocab_size=vocab_size) for row in rows_of(sample)
+    }
     if sample.outcome == "failed":
         rows[turn_key(sample.row_key, len(sample.turns))] = "failed"
     return rows
