@@ -186,7 +186,7 @@ class Sample:
     def to_row(self) -> dict[str, Any]:
         """The row of a shard: open-ended JSON (tools, tool calls) as text, since Arrow columns have one type."""
         row = _fields(self)
-        row["messages"] = [_message_row(message) for message in self.messages]
+        row["messages"] = [message_row(message) for message in self.messages]
         for key in JSON_TEXTS:
             row[key] = _text(getattr(self, key))
         row["turns"] = [_fields(turn) for turn in self.turns]
@@ -196,7 +196,7 @@ class Sample:
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Self:
         row = {key: value for key, value in row.items() if key != "ids_match_usage"}
-        row["messages"] = [_message_from_row(message) for message in row["messages"]]
+        row["messages"] = [message_from_row(message) for message in row["messages"]]
         for key in JSON_TEXTS:
             row[key] = json.loads(row[key]) if row.get(key) is not None else None
         row["turns"] = [Turn(**turn) for turn in row.get("turns") or ()]
@@ -232,13 +232,13 @@ MESSAGE_TEXTS = ("role", "content", "reasoning_content", "tool_call_id", "name")
 """Fields of a message that are columns of their own when they hold text; all else lies in `extra`, as JSON."""
 
 
-def _message_row(message: dict[str, Any]) -> dict[str, Any]:
+def message_row(message: dict[str, Any]) -> dict[str, Any]:
     texts = {name: message[name] for name in MESSAGE_TEXTS if isinstance(message.get(name), str)}
     rest = {name: value for name, value in message.items() if name not in texts and name != "tool_calls"}
     return texts | {"tool_calls": _text(message.get("tool_calls")), "extra": _text(rest or None)}
 
 
-def _message_from_row(row: dict[str, Any]) -> dict[str, Any]:
+def message_from_row(row: dict[str, Any]) -> dict[str, Any]:
     message = {name: row[name] for name in MESSAGE_TEXTS if row[name] is not None}
     if row["tool_calls"] is not None:
         message["tool_calls"] = json.loads(row["tool_calls"])

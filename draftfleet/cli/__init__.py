@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 import draftfleet
 from draftfleet import logs
-from draftfleet.cli import dead, faking, generation, looking, runs, training
+from draftfleet.cli import dead, exporting, faking, generation, looking, runs, training
 from draftfleet.cli.role import ROLES
 from draftfleet.errors import DraftfleetError, ServerError
 from draftfleet.redaction import redact
@@ -28,6 +28,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "trainer": training.trainer,
     "evaluate": training.evaluate,
     "export": training.export,
+    "export-data": exporting.export_data,
     "join": generation.join,
     "status": looking.status,
     "verify": looking.verify,

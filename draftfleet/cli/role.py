@@ -16,6 +16,7 @@ ROLES = {
     "trainer": "trainer.app:serve",
     "evaluate": "trainer.evaluate:evaluate",
     "export": "trainer.export:export",
+    "export-data": "draftfleet.export_data.export:export",
     "join": "workers.app:work",
     "status": "draftfleet.status:show",
     "pause": "draftfleet.orders:pause",

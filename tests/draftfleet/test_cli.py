@@ -260,7 +260,7 @@ RETURNS = dict.fromkeys(("produce", "evaluate", "export", "dead revive", "dead e
 RETURNS |= dict.fromkeys(TEXTS, "text")
 """What the command line expects of a role: a result, a sentence, or an exit code."""
 
-ARGUMENT = {"dead show": ["b05c"], "dead export": ["x.jsonl"], "runs delete": ["--yes"]}
+ARGUMENT = {"export-data": ["folder"], "dead show": ["b05c"], "dead export": ["x.jsonl"], "runs delete": ["--yes"]}
 """Where one is required, or a question asked."""
 
 FLAGS_OF: dict[str, tuple[str, dict[str, Any]]] = {
