@@ -56,6 +56,8 @@ def explain(error: ErrorDetails, fields: Mapping[str, FieldInfo], file: Path) ->
     path = ".".join(map(str, error["loc"]))
     if error["type"] == "extra_forbidden":
         return unknown(path, str(file) if _is_in(file, error["loc"]) else "settings", fields)
+    if error["type"] == "value_error" and path in _sections(fields):  # ours, on knobs that do not fit together
+        return f"settings: {path}: {error['msg'].removeprefix('Value error, ')}."
     shown = redact(repr(error["input"])) if _is_open(path, error["input"], fields) else "(secret)"
     is_name = error.get("ctx", {}).get("pattern") == NAME
     return f"settings: {path} = {shown}: {f'a name is {NAME_RULE}' if is_name else error['msg']}."

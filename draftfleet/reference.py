@@ -94,6 +94,8 @@ def _open(value: Any) -> Any:
         return SECRET
     if isinstance(value, str):
         return redact(value)
+    if isinstance(value, Section):
+        return _open(value.model_dump(mode="json", exclude_none=True))
     if isinstance(value, list):
         return [_open(one) for one in cast(list[Any], value)]
     if isinstance(value, dict):
@@ -129,7 +131,7 @@ def _type_name(kind: Any) -> str:
         return "table, secret" if SecretStr in inner else "table"
     if origin is not None:  # Annotated, where a bound stands inside an optional knob
         return _type_name(inner[0])
-    return _KINDS[kind]
+    return "table" if issubclass(kind, Section) else _KINDS[kind]
 
 
 def _cell(default: Any) -> str:

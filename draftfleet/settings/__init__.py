@@ -31,7 +31,7 @@ from pydantic_settings import (
 from draftfleet import mistakes, redaction, secrets
 from draftfleet.errors import SettingsError
 from draftfleet.names import NAME
-from draftfleet.settings.asking import Sampling
+from draftfleet.settings.asking import Sampling, Variant
 from draftfleet.settings.producing import Producer
 from draftfleet.settings.section import Section
 from draftfleet.settings.sections import (
@@ -61,6 +61,7 @@ __all__ = [
     "Storage",
     "Target",
     "Trainer",
+    "Variant",
     "Worker",
     "assignment",
     "describe",
@@ -175,6 +176,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Section):
         names = type(value).model_fields
         return {name: _plain(getattr(value, name)) for name in names if not getattr(value, name + secrets.FILE, None)}
+    if isinstance(value, list):
+        return [_plain(one) for one in cast(list[Any], value)]
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in cast(dict[str, Any], value).items()}
     return value.get_secret_value() if isinstance(value, SecretStr) else value
