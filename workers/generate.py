@@ -40,6 +40,7 @@ class Generator:
     async def ask(self, row: Row, server: Server) -> Sample:
         """One request. Raises ServerError."""
         content = row.batch.content
+        asked_ids = await self._asked_ids(row, server)
         request = server.dialect.request(
             Ask(
                 model=content.model,
@@ -47,13 +48,14 @@ class Generator:
                 sampling=content.sampling.model_copy(update={"max_tokens": self._max_tokens(row, server)}),
                 tools=row.prompt.tools,
                 seed=row_seed(content.sampling.seed, row.prompt.row_key),
+                prompt_token_ids=asked_ids,
             )
         )
         started_at, clock = time.time(), time.monotonic()
         status, headers, raw = await self._client.complete(server.url, *request)
         if status != 200:
             raise server.dialect.classify(status, headers, raw)
-        completion = server.dialect.parse(decode(raw))
+        completion = text_ids.read(server.dialect, decode(raw), self._tokenizer, asked_ids)
         seconds = time.monotonic() - clock
         prompt_ids, ids, source = await self._ids(row, completion)
         return Sample(
@@ -118,6 +120,19 @@ class Generator:
                 f"{context}: nothing is left for an answer. Serve the target with a longer context, or leave it out."
             )
         return min(wanted, context - row.prompt_tokens)
+
+    async def _asked_ids(self, row: Row, server: Server) -> list[int] | None:
+        """The prompt, where this server is asked with ids. Raises BadRequest where the template cannot render it."""
+        if not server.dialect.WANTS_PROMPT_IDS or self._tokenizer is None:
+            return None
+        try:
+            return await asyncio.to_thread(text_ids.prompt_ids, self._tokenizer, row.prompt, row.batch.content.sampling)
+        except UNRENDERABLE as error:
+            raise BadRequest(
+                f"the chat template of target.path cannot render this conversation ({error}), and "
+                f"{server.dialect.NAME} is asked with ids: correct the data, or let the server render it "
+                '(worker.dialect = "auto")'
+            ) from None
 
     async def _ids(self, row: Row, completion: Completion) -> tuple[list[int], list[int], IdsSource]:
         """The engine's ids, else the tokenizer's, else none."""
