@@ -44,7 +44,7 @@ class Generator:
             Ask(
                 model=content.model,
                 messages=row.prompt.messages,
-                sampling=content.sampling.model_copy(update={"max_tokens": self._max_tokens(row, server)}),
+                sampling=row.sampling.model_copy(update={"max_tokens": self._max_tokens(row, server)}),
                 tools=row.prompt.tools,
                 seed=row_seed(content.sampling.seed, row.prompt.row_key),
             )
@@ -98,16 +98,14 @@ class Generator:
         if self._tokenizer is not None:
             for row in rows:
                 try:
-                    row.prompt_tokens = len(
-                        text_ids.prompt_ids(self._tokenizer, row.prompt, row.batch.content.sampling)
-                    )
+                    row.prompt_tokens = len(text_ids.prompt_ids(self._tokenizer, row.prompt, row.sampling))
                 except UNRENDERABLE as error:
                     log.warning(event("prompt not rendered", row=row.prompt.row_key, error=type(error).__name__))
         return rows
 
     def _max_tokens(self, row: Row, server: Server) -> int:
         """As many as the run pins, fewer where the context ends before. Raises BadRequest where nothing fits."""
-        wanted = row.batch.content.sampling.max_tokens
+        wanted = row.sampling.max_tokens
         known = (self._context_tokens, server.context_tokens)
         context = min((tokens for tokens in known if tokens is not None), default=None)
         if context is None or row.prompt_tokens is None:
@@ -124,7 +122,7 @@ class Generator:
         prompt_ids, ids = completion.prompt_token_ids, completion.token_ids
         if self._tokenizer is None or row.prompt_tokens is None:
             return prompt_ids or [], ids or [], "none" if ids is None else "engine"
-        asked = self._tokenizer, row.prompt, row.batch.content.sampling
+        asked = self._tokenizer, row.prompt, row.sampling
         if prompt_ids is None:
             prompt_ids = await asyncio.to_thread(text_ids.prompt_ids, *asked)
         if ids is not None:
@@ -151,5 +149,6 @@ def _identity(row: Row) -> dict[str, Any]:
         "messages": prompt.messages,
         "tools": prompt.tools,
         "sample": prompt.sample,
+        "drawn": batch.content.drawn(prompt.row_key),
         "attempt": batch.attempt,
     }

@@ -30,5 +30,7 @@ def retokenized(tokenizer: TargetTokenizer, prompt: Prompt, sampling: Sampling, 
     )
 
 
-def _template_kwargs(sampling: Sampling) -> dict[str, Any] | None:
-    return cast(dict[str, Any] | None, sampling.extra_body.get("chat_template_kwargs"))
+def _template_kwargs(sampling: Sampling) -> dict[str, Any]:
+    """Servers hand the effort on to the template; what extra_body says wins."""
+    effort = {} if sampling.reasoning_effort is None else {"reasoning_effort": sampling.reasoning_effort}
+    return effort | cast(dict[str, Any], sampling.extra_body.get("chat_template_kwargs") or {})
