@@ -170,10 +170,9 @@ def _type_name(kind: Any) -> str:
         return " or ".join(map(_type_name, inner))
     if origin is Literal:
         return " or ".join(f"`{one}`" for one in inner)
-    if origin is list and isinstance(inner[0], type) and issubclass(inner[0], Section):
-        return "list of tables"
     if origin is list:
-        return f"list of {_type_name(inner[0])}"
+        is_table = isinstance(inner[0], type) and issubclass(inner[0], Section)
+        return "list of tables" if is_table else f"list of {_type_name(inner[0])}"
     if origin is dict:
         return "table, secret" if SecretStr in inner else "table"
     if origin is not None:  # Annotated, where a bound stands inside an optional knob
