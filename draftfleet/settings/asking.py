@@ -69,9 +69,9 @@ class Sampling(Section):
             raise ValueError("the weights of its mixture are all 0: give one of them a weight above 0")
         for number, one in enumerate(self.mixture):
             if not one.asked():
-                raise ValueError(f"mixture.{number} sets nothing but its weight: {_SETTABLE}")
+                raise ValueError(f"mixture[{number}] sets nothing but its weight: {_SETTABLE}")
             if one.thinking is not None and self.thinking_share is not None:
-                raise ValueError(f"mixture.{number} sets thinking, and thinking_share is set: leave one of them out")
+                raise ValueError(f"mixture[{number}] sets thinking, and thinking_share is set: leave one of them out")
         if self.extra_body.get("n", 1) != 1:
             raise ValueError(f"extra_body.n = {self.extra_body['n']!r} would lose answers: set sampling.n")
         return self
