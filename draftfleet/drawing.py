@@ -7,8 +7,10 @@ and a later look needs no record to know them.
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -49,21 +51,10 @@ def asked(run: Run) -> Sampling:
 
 def drawn(sampling: Sampling, row_key: str) -> tuple[Sampling, dict[str, Any]]:
     """What this row is asked with, with neither a mixture nor a share left in it, and what of it was drawn."""
-    key = row_key.rpartition("-")[0] or row_key  # all turns of a conversation are asked in one way
-    values: dict[str, Any] = {}
-    if sampling.mixture:
-        at, above = _uniform("mixture", key) * sum(one.weight for one in sampling.mixture), 0.0
-        for variant in sampling.mixture:
-            above += variant.weight
-            if at < above:
-                values = variant.asked()
-                break
-        else:  # the sum of floats may end a hair below
-            values = next(one for one in reversed(sampling.mixture) if one.weight).asked()
-    if sampling.thinking_share is not None:
-        values["thinking"] = _uniform("thinking", key) < sampling.thinking_share
-    if not values:
-        return sampling, values
+    if not _has_choice(sampling):
+        return sampling, {}
+    dice = _Dice(sampling)
+    values = dice.values(*dice.throw(row_key))
     return _without_choice(sampling, values), values
 
 
@@ -79,11 +70,13 @@ def ways(sampling: Sampling) -> list[Way]:
 
 def count(sampling: Sampling, row_keys: Iterable[str]) -> list[dict[str, Any]]:
     """How many of these rows draw each way: `[{"thinking": true, "rows": 51}, ...]`. Empty where there is no choice."""
-    found = ways(sampling)
-    if not (sampling.mixture or sampling.thinking_share is not None):
+    if not _has_choice(sampling):
         return []
-    rows = Counter(_name(drawn(sampling, key)[1]) for key in row_keys)
-    named = {_name(way.drawn): way.drawn for way in found}
+    dice = _Dice(sampling)
+    rows = Counter[str]()
+    for thrown, times in Counter(map(dice.throw, row_keys)).items():
+        rows[_name(dice.values(*thrown))] += times
+    named = {_name(way.drawn): way.drawn for way in ways(sampling)}
     return [way | {"rows": rows[name]} for name, way in named.items()]
 
 
@@ -96,6 +89,33 @@ def to_try(sampling: Sampling) -> list[Sampling]:
         if kind not in found or one.max_tokens > found[kind].max_tokens:
             found[kind] = one
     return [found[kind] for kind in sorted(found, key=lambda kind: ON_FIRST[kind[0]])]
+
+
+class _Dice:
+    """Of one run, made ready for many rows."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        drawable = [one for one in sampling.mixture if one.weight]
+        self._variants = [one.asked() for one in drawable]
+        self._ends = list(accumulate(one.weight for one in drawable))
+        self._share = sampling.thinking_share
+
+    def throw(self, row_key: str) -> tuple[int, bool | None]:
+        """The number of a variant, and whether thinking is on; None where only the variant decides."""
+        key = row_key.rpartition("-")[0]  # all turns of a conversation are asked in one way
+        variant = 0
+        if self._ends:
+            # min: the product of two floats may round up to the end itself.
+            variant = min(bisect_right(self._ends, _uniform("mixture", key) * self._ends[-1]), len(self._ends) - 1)
+        return variant, None if self._share is None else _uniform("thinking", key) < self._share
+
+    def values(self, variant: int, thinking: bool | None) -> dict[str, Any]:
+        values = dict(self._variants[variant]) if self._variants else {}
+        return values if thinking is None else values | {"thinking": thinking}
+
+
+def _has_choice(sampling: Sampling) -> bool:
+    return bool(sampling.mixture) or sampling.thinking_share is not None
 
 
 def _without_choice(sampling: Sampling, values: dict[str, Any]) -> Sampling:

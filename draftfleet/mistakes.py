@@ -81,7 +81,9 @@ def _is_open(path: str, value: object, fields: Mapping[str, FieldInfo]) -> bool:
     path = _NUMBER.sub("[]", path)
     if path in _sections(fields) and path not in fields:
         return isinstance(value, int | float)
-    return any(path == known or path.startswith(f"{known}.") for known in fields if not is_secret(fields[known]))
+    return any(
+        path == known or path.startswith((f"{known}.", f"{known}[")) for known in fields if not is_secret(fields[known])
+    )
 
 
 def _is_in(file: Path, key: tuple[int | str, ...]) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 from draftfleet.records import Prompt
 from draftfleet.settings import Sampling
 from draftfleet.tokens import TargetTokenizer
@@ -12,7 +10,7 @@ from workers.dialects import Completion
 
 def prompt_ids(tokenizer: TargetTokenizer, prompt: Prompt, sampling: Sampling) -> list[int]:
     """Of the prompt as the target's template renders it."""
-    return tokenizer.prompt_ids(prompt.messages, prompt.tools, sampling.thinking, _template_kwargs(sampling))
+    return tokenizer.prompt_ids(prompt.messages, prompt.tools, sampling.thinking, sampling.template_kwargs)
 
 
 def retokenized(tokenizer: TargetTokenizer, prompt: Prompt, sampling: Sampling, completion: Completion) -> list[int]:
@@ -26,11 +24,5 @@ def retokenized(tokenizer: TargetTokenizer, prompt: Prompt, sampling: Sampling, 
         completion_tokens=completion.completion_tokens,
         tools=prompt.tools,
         thinking=sampling.thinking,
-        template_kwargs=_template_kwargs(sampling),
+        template_kwargs=sampling.template_kwargs,
     )
-
-
-def _template_kwargs(sampling: Sampling) -> dict[str, Any]:
-    """Servers hand the effort on to the template; what extra_body says wins."""
-    effort = {} if sampling.reasoning_effort is None else {"reasoning_effort": sampling.reasoning_effort}
-    return effort | cast(dict[str, Any], sampling.extra_body.get("chat_template_kwargs") or {})

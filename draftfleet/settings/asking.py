@@ -76,6 +76,12 @@ class Sampling(Section):
             raise ValueError(f"extra_body.n = {self.extra_body['n']!r} would lose answers: set sampling.n")
         return self
 
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """What the chat template is given besides `thinking`; servers hand the effort on to it. extra_body wins."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return effort | (self.extra_body.get("chat_template_kwargs") or {})
+
     @field_serializer("mixture")
     def _only_what_is_set(self, mixture: list[Variant]) -> list[dict[str, Any]]:
         """A knob that a later version adds changes nothing in what an earlier one pinned."""

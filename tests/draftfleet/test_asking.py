@@ -23,7 +23,7 @@ from draftfleet.settings import environment, load
         ({"thinking_share": 1.5}, "sampling.thinking_share = 1.5: Input should be less than or equal to 1"),
         ({"n": 0}, "sampling.n = 0: Input should be greater than 0"),
         ({"extra_body": {"n": 4}}, "extra_body.n = 4 would lose answers: set sampling.n"),
-        ({"stop": [""]}, "sampling.stop.0 = ''"),
+        ({"stop": [""]}, "sampling.stop[0] = ''"),
         ({"top_k": -1}, "sampling.top_k = -1"),
     ],
 )
