@@ -25,7 +25,11 @@ from draftfleet.runs import Run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accounting:
-    """The rows of a run by outcome, and its batches by state. `expected` is None until the run is sealed."""
+    """The rows of a run by outcome, and its batches by state. `expected` is None until the run is sealed.
+
+    A conversation is one row, whose assistant turns are counted in `turns`; `ended` are conversations that ended before
+    their source did, by why.
+    """
 
     run: str
     expected: int | None
@@ -35,6 +39,8 @@ class Accounting:
     pending: int
     tokens: int
     mismatched: int
+    turns: int
+    ended: dict[str, int]
     batches: int
     done: int
     split: int
@@ -87,6 +93,12 @@ class Accountant:
             pending=sum(self._size(batch) for batch in [*outstanding, *corrupt]) + again.pending,
             tokens=counts.tokens,
             mismatched=counts.mismatched,
+            turns=counts.turns,
+            ended={
+                "tool_calls": counts.cut_short_ok,
+                "truncated": counts.cut_short_truncated,
+                "failed": counts.cut_short_failed,
+            },
             batches=len(self.run.batches()),
             done=len(done) - len(corrupt),
             split=len(split),
@@ -160,7 +172,7 @@ def _best(said: Iterable[Mapping[str, Counts]]) -> dict[str, Counts]:
 
 
 def to_json(accounting: Accounting) -> dict[str, Any]:
-    names = ("run", "expected", "ok", "truncated", "failed", "pending", "tokens", "mismatched")
+    names = ("run", "expected", "ok", "truncated", "failed", "pending", "tokens", "mismatched", "turns", "ended")
     batches = {name: getattr(accounting, name) for name in ("batches", "done", "split", "dead", "corrupt")}
     return {name: getattr(accounting, name) for name in names} | {
         "batches": batches,
