@@ -6,12 +6,14 @@ timeout too small for `max_tokens`: each of them gives answers that look well an
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from draftfleet import drawing
 from draftfleet.errors import BadRequest, Mismatch
 from draftfleet.records import Prompt
 from draftfleet.settings import Sampling
@@ -65,6 +67,8 @@ async def check(
 ) -> CanaryReport:
     """Ask a real prompt with the run's own sampling and look at everything that could be wrong.
 
+    Where rows draw what they are asked with, each kind of thinking is tried; the report shows the first of them.
+
     `models` is the body of GET /v1/models. `tokenizer` is the target's, None where target.path is not set.
     `context_tokens` is what the target was made for (target.context_tokens, else draftfleet.tokens.context_tokens);
     a server's own `max_model_len` counts where it is smaller.
@@ -72,9 +76,17 @@ async def check(
     Raises Mismatch, saying what to do; BadRequest where this prompt was refused, which may be its own fault: another
     prompt decides; or what else the request ended with: Overload, Transient, Unauthorized.
     """
-    limit = _context(server, models, model, sampling, context_tokens)
-    canary = _Canary(post, server, dialect, model, sampling, prompt, tokenizer)
-    return await canary.run(limit, request_timeout_s)
+    reports: list[CanaryReport] = []
+    tried = drawing.to_try(sampling)
+    for one in tried:
+        limit = _context(server, models, model, one, context_tokens)
+        report = await _Canary(post, server, dialect, model, one, prompt, tokenizer).run(limit, request_timeout_s)
+        reports.append(report if len(tried) == 1 else replace(report, warnings=_with_way(report.warnings, one)))
+    return replace(
+        reports[0],
+        seconds_per_token=max(report.seconds_per_token for report in reports),
+        warnings=tuple(dict.fromkeys(warning for report in reports for warning in report.warnings)),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +267,13 @@ def _message(body: dict[str, Any]) -> dict[str, Any]:
     """Of a chat completion; other answers have no fields that could be overlooked."""
     choices = body.get("choices")
     return choices[0].get("message") or {} if choices else {}
+
+
+def _with_way(warnings: Sequence[str], sampling: Sampling) -> tuple[str, ...]:
+    """Each with what its canary was asked with, where that is a choice of the row's."""
+    knobs = {"thinking": sampling.thinking, "reasoning_effort": sampling.reasoning_effort}
+    asked = ", ".join(f"{name} = {json.dumps(value)}" for name, value in knobs.items() if value is not None)
+    return tuple(f"{warning} (asked with {asked or 'thinking unset'})" for warning in warnings)
 
 
 def _other_model(server: str, does: str, model: str) -> str:

@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 
 SAY_AGAIN_S = 30.0
 SAY_LATE_AGAIN_S = 600.0
+CACHED = 0.8
+"""How much work counts at the server that has the beginning of the conversation in its cache."""
+
 ABSENT_LOOKS = 3
 """Where nothing listens, every third look is enough."""
 
@@ -86,17 +89,18 @@ class Servers:
         """Slots that rows may take as soon as they come, those of servers that their canary still keeps included."""
         return sum(max(0, server.limit - server.in_flight) for server in self.ready if not server.held_s)
 
-    def pick(self, run_id: str, *, avoid: str = "", alone: bool = False) -> Server | None:
+    def pick(self, run_id: str, *, avoid: str = "", prefer: str = "", alone: bool = False) -> Server | None:
         """The server with the least outstanding work: requests in flight by measured seconds per token.
 
-        `avoid` is taken only if no other has a free slot.
+        `avoid` is taken only if no other has a free slot, `prefer` also if it has a little more to do.
         """
         free = [server for server in self.all.values() if server.can_take(run_id, alone=alone)]
         known = [server.seconds_per_token for server in free if server.seconds_per_token is not None]
         usual = sum(known) / len(known) if known else 1.0
 
         def outstanding(server: Server) -> tuple[bool, float, int]:
-            return server.url == avoid, (server.in_flight + 1) * (server.seconds_per_token or usual), server.rows
+            work = (server.in_flight + 1) * (server.seconds_per_token or usual)
+            return server.url == avoid, work * (CACHED if server.url == prefer else 1), server.rows
 
         return min(free, key=outstanding, default=None)
 

@@ -9,7 +9,6 @@ from draftfleet.records import Prompt
 from draftfleet.settings import Sampling
 from draftfleet.tokens import CLOSE, OPEN, TargetTokenizer
 from workers.dialects import Completion, Dialect
-from workers.dialects.asking import template_kwargs
 
 OPENING_IDS = 16
 """The mark that opens a thought and the white space after it, however they are cut into tokens."""
@@ -17,7 +16,7 @@ OPENING_IDS = 16
 
 def prompt_ids(tokenizer: TargetTokenizer, prompt: Prompt, sampling: Sampling) -> list[int]:
     """Of the prompt as the target's template renders it."""
-    return tokenizer.prompt_ids(prompt.messages, prompt.tools, template_kwargs=template_kwargs(sampling))
+    return tokenizer.prompt_ids(prompt.messages, prompt.tools, sampling.thinking, sampling.template_kwargs)
 
 
 def retokenized(tokenizer: TargetTokenizer, prompt: Prompt, sampling: Sampling, completion: Completion) -> list[int]:
@@ -30,7 +29,8 @@ def retokenized(tokenizer: TargetTokenizer, prompt: Prompt, sampling: Sampling, 
         finish_reason=completion.finish_reason,
         completion_tokens=completion.completion_tokens,
         tools=prompt.tools,
-        template_kwargs=template_kwargs(sampling),
+        thinking=sampling.thinking,
+        template_kwargs=sampling.template_kwargs,
     )
 
 

@@ -32,8 +32,8 @@ from draftfleet import mistakes, redaction, secrets
 from draftfleet.errors import SettingsError
 from draftfleet.names import NAME
 from draftfleet.settings.asking import Sampling, Variant
-from draftfleet.settings.producing import Producer
-from draftfleet.settings.section import Section
+from draftfleet.settings.producing import Producer, Rows, Source
+from draftfleet.settings.section import Section, table_of
 from draftfleet.settings.sections import (
     Claims,
     Evaluation,
@@ -55,9 +55,11 @@ __all__ = [
     "Logs",
     "Producer",
     "Queue",
+    "Rows",
     "Sampling",
     "Section",
     "Settings",
+    "Source",
     "Storage",
     "Target",
     "Trainer",
@@ -144,7 +146,8 @@ def load(
     except pydantic_settings.SettingsError:
         raise SettingsError(mistakes.not_json(ENV_PREFIX, fields)) from None
     except ValidationError as error:
-        raise SettingsError("\n".join(mistakes.explain(one, fields, path) for one in error.errors())) from None
+        said = dict.fromkeys(mistakes.explain(one, fields, path) for one in error.errors())
+        raise SettingsError("\n".join(said)) from None
     redaction.remember(secrets.values(settings))
     return settings
 
@@ -184,11 +187,17 @@ def _plain(value: Any) -> Any:
 
 
 def describe() -> Iterator[tuple[str, FieldInfo]]:
-    """Every knob as its dotted path and its pydantic field: for the reference page and for `draftfleet settings`."""
+    """Every knob as its dotted path and its pydantic field: for the reference page and for `draftfleet settings`.
+
+    The keys of a knob that is a list of tables follow its section, as `producer.sources[].weight`.
+    """
     for name, field in Settings.model_fields.items():
         section = field.annotation
         if isinstance(section, type) and issubclass(section, Section):
             yield from ((f"{name}.{key}", value) for key, value in section.model_fields.items())
+            for key, value in section.model_fields.items():
+                if (table := table_of(value)) is not None:
+                    yield from ((f"{name}.{key}[].{inner}", knob) for inner, knob in table.model_fields.items())
         else:
             yield name, field
 

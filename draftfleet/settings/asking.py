@@ -69,12 +69,25 @@ class Sampling(Section):
             raise ValueError("the weights of its mixture are all 0: give one of them a weight above 0")
         for number, one in enumerate(self.mixture):
             if not one.asked():
-                raise ValueError(f"mixture.{number} sets nothing but its weight: {_SETTABLE}")
+                raise ValueError(f"mixture[{number}] sets nothing but its weight: {_SETTABLE}")
             if one.thinking is not None and self.thinking_share is not None:
-                raise ValueError(f"mixture.{number} sets thinking, and thinking_share is set: leave one of them out")
+                raise ValueError(f"mixture[{number}] sets thinking, and thinking_share is set: leave one of them out")
         if self.extra_body.get("n", 1) != 1:
             raise ValueError(f"extra_body.n = {self.extra_body['n']!r} would lose answers: set sampling.n")
         return self
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """What the chat template is told, by the server or by us: one rule, so that both render the same prompt.
+
+        An effort switches the thinking on, "none" off, as vLLM and SGLang do it. Each key of `extra_body` wins.
+        """
+        effort, thinking = self.reasoning_effort, self.thinking
+        if thinking is None and effort is not None:
+            thinking = effort != "none"
+        told = {"enable_thinking": thinking, "reasoning_effort": effort}
+        given: dict[str, Any] = self.extra_body.get("chat_template_kwargs") or {}
+        return {name: value for name, value in told.items() if value is not None} | given
 
     @field_serializer("mixture")
     def _only_what_is_set(self, mixture: list[Variant]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ import pytest
 
 from draftfleet.errors import BadRequest, Mismatch, Overload, Transient, Unauthorized
 from draftfleet.records import Prompt
-from draftfleet.settings import Sampling
+from draftfleet.settings import Sampling, Variant
 from draftfleet.testing import FakeServer
 from draftfleet.tokens import TargetTokenizer, load
 from workers import canary, dialects
@@ -329,3 +329,30 @@ def test_a_server_that_reads_our_ids_as_more_is_another(tokenizer: TargetTokeniz
         pytest.raises(Mismatch, match="reads the first prompt as"),
     ):
         check(server, tokenizer=tokenizer, dialect=Counting())
+
+
+def test_a_run_that_thinks_in_a_share_of_its_rows_is_tried_both_ways() -> None:
+    both = Sampling(max_tokens=256, thinking_share=0.5)
+    never_off = both.model_copy(update={"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}})
+
+    with FakeServer(shape="vllm", model="tiny") as server:
+        sound = check(server, sampling=both)
+        num_asked = server.stats()["requests"]
+        stubborn = check(server, sampling=never_off)
+        server.fault("no_reasoning")
+        with pytest.raises(Mismatch, match=re.escape("sends no reasoning, and sampling.thinking is true")):
+            check(server, sampling=both)
+
+    assert num_asked == 2
+    assert sound.completion.reasoning
+    assert not [warning for warning in sound.warnings if "reasoning" in warning]
+    assert any("is false (asked with thinking = false)" in warning for warning in stubborn.warnings)
+
+
+def test_a_variant_that_has_no_room_is_found_before_its_rows_are_asked() -> None:
+    mixed = Sampling(max_tokens=64, mixture=[Variant(temperature=1), Variant(max_tokens=4096)])
+
+    with FakeServer(shape="vllm", model="tiny", max_model_len=1024) as server, pytest.raises(Mismatch) as error:
+        check(server, sampling=mixed)
+
+    assert "sampling.max_tokens = 4096 leaves no room" in str(error.value)

@@ -47,19 +47,6 @@ def renamed(knobs: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any
     return {names.get(name, name): value for name, value in knobs.items()}
 
 
-def template_kwargs(sampling: Sampling) -> dict[str, Any]:
-    """What the chat template is told, by the server or by us: one rule, so that both render the same prompt.
-
-    An effort switches the thinking on, "none" off, as vLLM and SGLang do it. Each key of `extra_body` wins.
-    """
-    effort, thinking = sampling.reasoning_effort, sampling.thinking
-    if thinking is None and effort is not None:
-        thinking = effort != "none"
-    told = {"enable_thinking": thinking, "reasoning_effort": effort}
-    given = cast(dict[str, Any], sampling.extra_body.get("chat_template_kwargs") or {})
-    return {name: value for name, value in told.items() if value is not None} | given
-
-
 def history(messages: Conversation, reasoning: Sequence[str]) -> Conversation:
     """Messages on the wire: arguments of tool calls as JSON text, no empty fields, reasoning under its engine's names.
 

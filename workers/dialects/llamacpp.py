@@ -18,7 +18,7 @@ continuation = llamacpp_native.request
 
 def request(ask: Ask) -> Request:
     body = asking.renamed(asking.chat(ask), llamacpp_native.NAMES)
-    kwargs = asking.template_kwargs(ask.sampling)
+    kwargs = ask.sampling.template_kwargs
     body |= {"chat_template_kwargs": kwargs} if kwargs else {}
     return Request(openai.CHAT, asking.merged(body, ask.sampling.extra_body))
 

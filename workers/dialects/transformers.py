@@ -37,7 +37,7 @@ def request(ask: Ask) -> Request:
     asking.refuse(ask.sampling, REFUSED)
     body = asking.chat(ask)
     body["messages"] = [_with_thought(message) for message in body["messages"]]
-    kwargs = asking.template_kwargs(ask.sampling)
+    kwargs = ask.sampling.template_kwargs
     body |= {"chat_template_kwargs": kwargs} if kwargs else {}
     return Request(openai.CHAT, asking.merged(body, ask.sampling.extra_body))
 

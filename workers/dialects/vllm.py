@@ -29,7 +29,7 @@ def request(ask: Ask) -> Request:
 
 def switched(body: dict[str, Any], ask: Ask) -> dict[str, Any]:
     """With the switches of the template. Models without one, such as gpt-oss, take the effort from its own field."""
-    effort, kwargs = ask.sampling.reasoning_effort, asking.template_kwargs(ask.sampling)
+    effort, kwargs = ask.sampling.reasoning_effort, ask.sampling.template_kwargs
     body |= {"reasoning_effort": effort} if effort is not None else {}
     return body | ({"chat_template_kwargs": kwargs} if kwargs else {})
 

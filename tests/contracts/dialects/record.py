@@ -20,7 +20,7 @@ from draftfleet.errors import Mismatch
 from draftfleet.settings import Sampling
 from draftfleet.tokens import load
 from workers import dialects
-from workers.dialects import Ask, asking
+from workers.dialects import Ask
 
 HERE = Path(__file__).parent
 TOKENIZER = load(HERE.parents[2] / "examples/tiny-target")
@@ -62,7 +62,7 @@ def questions(name: str, model: str) -> Mapping[str, tuple[str, dict[str, Any] |
     def of(messages: list[dict[str, Any]], asked: str = model, **sampling: Any) -> Ask:
         tools = sampling.pop("tools", None)
         knobs = Sampling(**{"max_tokens": 256, "temperature": 0, "thinking": True, **sampling})
-        ids = TOKENIZER.prompt_ids(messages, template_kwargs=asking.template_kwargs(knobs))
+        ids = TOKENIZER.prompt_ids(messages, template_kwargs=knobs.template_kwargs)
         return Ask(model=asked, messages=messages, sampling=knobs, tools=tools, seed=7, prompt_token_ids=ids)
 
     def request(*wanted: Any, **sampling: Any) -> tuple[str, dict[str, Any]]:

@@ -13,7 +13,6 @@ from draftfleet.settings.asking import Variant
 from draftfleet.tokens import TargetTokenizer
 from workers import dialects
 from workers.dialects import Ask, Dialect
-from workers.dialects.asking import template_kwargs
 
 USER: dict[str, Any] = {"role": "user", "content": "What is 3 + 4?"}
 NATIVE = ["sglang-native", "llamacpp-native"]
@@ -130,7 +129,7 @@ def test_an_effort_reaches_the_template_and_switches_the_thinking(dialect: Diale
     body = asked(dialect, sampling)
 
     assert body["chat_template_kwargs"] == {"enable_thinking": thinks, "reasoning_effort": effort}
-    assert body["chat_template_kwargs"] == template_kwargs(sampling)
+    assert body["chat_template_kwargs"] == sampling.template_kwargs
 
 
 @each(["vllm", "sglang", "ollama", "openai"])

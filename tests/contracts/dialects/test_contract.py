@@ -19,7 +19,6 @@ from draftfleet.testing import FakeServer
 from draftfleet.tokens import TargetTokenizer
 from workers import dialects, text_ids
 from workers.dialects import Ask, Completion, Request, decode
-from workers.dialects.asking import template_kwargs
 
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "What is 3 + 4?"}]
 SHAPES = {
@@ -47,7 +46,7 @@ class Server(NamedTuple):
     def ask(self, messages: list[dict[str, Any]] | None = None, **wanted: Any) -> Completion:
         knobs = Sampling(**{"max_tokens": 256, "thinking": True, **wanted})
         asked = messages or MESSAGES
-        ids = self.tokenizer.prompt_ids(asked, template_kwargs=template_kwargs(knobs))
+        ids = self.tokenizer.prompt_ids(asked, template_kwargs=knobs.template_kwargs)
         asks_with_ids = self.dialect.WANTS_PROMPT_IDS
         ask = Ask(model="tiny", messages=asked, sampling=knobs, prompt_token_ids=ids if asks_with_ids else None)
         body = self.post(self.dialect.request(ask))

@@ -14,7 +14,6 @@ from draftfleet.settings import Sampling
 from draftfleet.tokens import TargetTokenizer
 from workers import dialects
 from workers.dialects import Ask, Completion, Dialect
-from workers.dialects.asking import template_kwargs
 from workers.dialects.openai import context_tokens
 
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "What is 3 + 4?"}]
@@ -47,7 +46,7 @@ def refused(dialect: Dialect, answer: dict[str, Any]) -> ServerError:
 
 def ask_of(question: str, tokenizer: TargetTokenizer) -> Ask:
     knobs = Sampling(max_tokens=LIMITS.get(question, 256), temperature=0, thinking=question != "not-thinking")
-    ids = tokenizer.prompt_ids(MESSAGES, template_kwargs=template_kwargs(knobs))
+    ids = tokenizer.prompt_ids(MESSAGES, template_kwargs=knobs.template_kwargs)
     return Ask(model="tiny", messages=MESSAGES, sampling=knobs, seed=7, prompt_token_ids=ids)
 
 
