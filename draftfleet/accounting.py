@@ -3,8 +3,8 @@
     lines read       = prompts + duplicates + malformed + rejected      (the producer's, per pass)
     expected samples = ok + truncated + failed + pending
 
-`expected` comes from the producer's totals once the run is sealed, and the other side from shards, dead letters and
-outstanding batches, so that the second identity is a check and not a definition.
+`expected` comes from the producer's totals once the run is sealed, prompts times sampling.n, and the other side from
+shards, dead letters and outstanding batches, so that the second identity is a check and not a definition.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Accountant:
         counts += again.counts
         return Accounting(
             run=self.run.name,
-            expected=None if sealed is None else int(sealed["prompts"]),
+            expected=None if sealed is None else int(sealed.get("samples", sealed["prompts"])),
             ok=counts.ok,
             truncated=counts.truncated,
             failed=counts.failed,

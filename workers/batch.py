@@ -5,13 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from pydantic import ValidationError
-
-import draftfleet
+from draftfleet import drawing
 from draftfleet.claims import Claims, Holding
 from draftfleet.conversations import asks_every_turn
-from draftfleet.errors import RunError
 from draftfleet.outcomes import Counts
 from draftfleet.records import Prompt, Sample
 from draftfleet.runs import Run
@@ -40,16 +38,15 @@ class Content:
     @classmethod
     def of(cls, run: Run) -> Content:
         """Raises RunError if the run was made by a version that pins what this one does not know."""
-        prefix = "sampling."
-        pinned = run.info.content
-        sampling = {key.removeprefix(prefix): value for key, value in pinned.items() if key.startswith(prefix)}
-        try:
-            return cls(str(pinned["target.model"]), Sampling(**sampling), asks_every_turn(run))
-        except (KeyError, ValidationError) as error:
-            raise RunError(
-                f"run {run.name} was made by draftfleet {run.info.product_version} and cannot be read by "
-                f"{draftfleet.__version__}: use the same version on every node ({error})."
-            ) from None
+        return cls(drawing.model(run), drawing.asked(run), asks_every_turn(run))
+
+    def sampling_for(self, row_key: str) -> Sampling:
+        """What a row is asked with: its variant of the mixture, thinking on or off."""
+        return drawing.drawn(self.sampling, row_key)[0]
+
+    def drawn(self, row_key: str) -> dict[str, Any] | None:
+        """What of it the row has drawn; None where the run leaves no choice."""
+        return drawing.drawn(self.sampling, row_key)[1] or None
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +74,11 @@ class Row:
     def __post_init__(self) -> None:
         begun = self.batch.begun.get(self.prompt.row_key)
         self.asked = conversation.first(self.prompt, begun) if self.batch.content.every_turn else self.prompt
+
+    @property
+    def sampling(self) -> Sampling:
+        """What it is asked with."""
+        return self.batch.content.sampling_for(self.prompt.row_key)
 
     @property
     def is_suspect(self) -> bool:

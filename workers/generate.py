@@ -43,20 +43,22 @@ class Generator:
         content = row.batch.content
         if row.prompt_tokens is None and row.asked.turns:
             await asyncio.to_thread(self._measure, row)
+        asked_ids = await self._asked_ids(row, server)
         request = server.dialect.request(
             Ask(
                 model=content.model,
                 messages=row.asked.messages,
-                sampling=content.sampling.model_copy(update={"max_tokens": self._max_tokens(row, server)}),
+                sampling=row.sampling.model_copy(update={"max_tokens": self._max_tokens(row, server)}),
                 tools=row.prompt.tools,
                 seed=row_seed(content.sampling.seed, turn_key(row.prompt.row_key, len(row.asked.turns))),
+                prompt_token_ids=asked_ids,
             )
         )
         started_at, clock = time.time(), time.monotonic()
         status, headers, raw = await self._client.complete(server.url, *request)
         if status != 200:
             raise server.dialect.classify(status, headers, raw)
-        completion = server.dialect.parse(decode(raw))
+        completion = text_ids.read(server.dialect, decode(raw), self._tokenizer, asked_ids)
         seconds = time.monotonic() - clock
         prompt_ids, ids, source = await self._ids(row, completion)
         return Sample(
@@ -107,13 +109,13 @@ class Generator:
         if self._tokenizer is None:
             return
         try:
-            row.prompt_tokens = len(text_ids.prompt_ids(self._tokenizer, row.asked, row.batch.content.sampling))
+            row.prompt_tokens = len(text_ids.prompt_ids(self._tokenizer, row.asked, row.sampling))
         except UNRENDERABLE as error:
             log.warning(event("prompt not rendered", row=row.prompt.row_key, error=type(error).__name__))
 
     def _max_tokens(self, row: Row, server: Server) -> int:
         """As many as the run pins, fewer where the context ends before. Raises BadRequest where nothing fits."""
-        wanted = row.batch.content.sampling.max_tokens
+        wanted = row.sampling.max_tokens
         known = (self._context_tokens, server.context_tokens)
         context = min((tokens for tokens in known if tokens is not None), default=None)
         if context is None or row.prompt_tokens is None:
@@ -125,12 +127,25 @@ class Generator:
             )
         return min(wanted, context - row.prompt_tokens)
 
+    async def _asked_ids(self, row: Row, server: Server) -> list[int] | None:
+        """The prompt, where this server is asked with ids. Raises BadRequest where the template cannot render it."""
+        if not server.dialect.WANTS_PROMPT_IDS or self._tokenizer is None:
+            return None
+        try:
+            return await asyncio.to_thread(text_ids.prompt_ids, self._tokenizer, row.asked, row.sampling)
+        except UNRENDERABLE as error:
+            raise BadRequest(
+                f"the chat template of target.path cannot render this conversation ({error}), and "
+                f"{server.dialect.NAME} is asked with ids: correct the data, or let the server render it "
+                '(worker.dialect = "auto")'
+            ) from None
+
     async def _ids(self, row: Row, completion: Completion) -> tuple[list[int], list[int], IdsSource]:
         """The engine's ids, else the tokenizer's, else none."""
         prompt_ids, ids = completion.prompt_token_ids, completion.token_ids
         if self._tokenizer is None or row.prompt_tokens is None:
             return prompt_ids or [], ids or [], "none" if ids is None else "engine"
-        asked = self._tokenizer, row.asked, row.batch.content.sampling
+        asked = self._tokenizer, row.asked, row.sampling
         if prompt_ids is None:
             prompt_ids = await asyncio.to_thread(text_ids.prompt_ids, *asked)
         if ids is not None:
@@ -157,6 +172,7 @@ def _identity(row: Row) -> dict[str, Any]:
         "messages": row.asked.messages,
         "tools": prompt.tools,
         "sample": prompt.sample,
+        "drawn": batch.content.drawn(prompt.row_key),
         "turns": row.asked.turns,
         "attempt": batch.attempt,
     }

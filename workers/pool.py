@@ -338,4 +338,4 @@ class Pool:
 def _lost_tokens(row: Row, server: Server) -> int:
     """How many the server has generated, by its usual speed, of an answer that nobody gets."""
     generated = row.moved() / server.seconds_per_token if server.seconds_per_token else 0
-    return min(int(generated), row.batch.content.sampling.max_tokens)
+    return min(int(generated), row.sampling.max_tokens)
