@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self, cast
 
 import pyarrow as pa
+from pydantic_core import PydanticSerializationError, to_json
 
 from draftfleet.errors import ErrorKind
 from draftfleet.names import Split
@@ -115,8 +116,23 @@ def prompt_id(messages: Conversation, tools: list[dict[str, Any]] | None) -> str
     The source conversation includes the trailing assistant turn that is stripped before asking, so that two rows which
     ask the same and were answered differently stay two prompts.
     """
-    canonical = _CANONICAL.encode([messages, tools or []])
-    return hashlib.sha256(canonical.encode()).hexdigest()[:32]
+    return hashlib.sha256(_canonical(messages, tools)).hexdigest()[:32]
+
+
+def _canonical(messages: Conversation, tools: list[dict[str, Any]] | None) -> bytes:
+    """The text of `_CANONICAL`, to the byte. Plain messages, a role and a text each, take a quarter of its time."""
+    plain: list[dict[str, str]] = []
+    for message in () if tools else messages:
+        role, content = message.get("role"), message.get("content")
+        if len(message) != 2 or type(role) is not str or type(content) is not str:
+            break
+        plain.append({"content": content, "role": role})
+    if not tools and len(plain) == len(messages):
+        try:
+            return to_json([plain, []])
+        except PydanticSerializationError:
+            pass  # half a surrogate pair, which the line below refuses
+    return _CANONICAL.encode([messages, tools or []]).encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
