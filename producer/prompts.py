@@ -200,7 +200,7 @@ def _message(value: object, number: int) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Malformed(f"message {number} is {kind(value)}, not an object")
     if len(plain := cast(dict[str, object], value)) == 2:  # nearly every message, at a quarter of the time
-        role, content = plain.get("role", plain.get("from")), plain.get("content", plain.get("value"))
+        role, content = plain.get("role") or plain.get("from"), plain.get("content") or plain.get("value")
         if type(role) is str and type(content) is str and role in ROLES:
             return {"role": ROLES[role], "content": content}
     given = {key: entry for key, entry in cast(dict[str, Any], value).items() if entry is not None}
