@@ -33,6 +33,8 @@ class Reading:
         self.lines = 0
         self.malformed = 0
         self.rejected: Counter[str] = Counter()
+        self.examples: dict[str, str] = {}
+        """The first line of each kind of fault: of `malformed`, and of each reason in `rejected`."""
         self._knobs = knobs
         self._rules = Rules.of(knobs)
         self._column_seen = False
@@ -66,12 +68,14 @@ class Reading:
             return read_prompt(line.row, self._rules)
         except Malformed as fault:
             self.malformed += 1
+            self.examples.setdefault("malformed", f"line {line.number}: {fault}")
             if self._column_seen or isinstance(line.row, Malformed):
                 self._tell_malformed(line.number, fault)
             else:
                 self._hold(line.number, fault)
         except Rejected as fault:
             self.rejected[fault.reason] += 1
+            self.examples.setdefault(fault.reason, f"line {line.number}: {fault}")
             self._name("line rejected", line.number, fault)
         return None
 
