@@ -28,6 +28,7 @@ import platform
 import pstats
 import random
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -95,6 +96,7 @@ def main() -> None:
         raise SystemExit(
             f"{free / 1e9:.1f} GB are free, {4 * knobs.gb:.1f} are wanted: give --folder, or a smaller --gb"
         )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the files are removed then, too
     with tempfile.TemporaryDirectory(prefix="draftfleet-reading-", dir=knobs.folder) as name:
         paths = _write(Path(name), int(knobs.gb * 1e9), knobs.kind or list(KINDS))
         if knobs.profile:
