@@ -19,6 +19,7 @@ import pytest
 
 import draftfleet
 from draftfleet import cli, errors
+from draftfleet.cli.role import PARTS
 from draftfleet.flags import FLAGS
 from draftfleet.settings import load
 
@@ -122,9 +123,9 @@ def test_help_imports_nothing_heavy(call: Callable[..., Result], args: list[str]
     assert result.stderr == "heavy:\n"
 
 
-@pytest.mark.parametrize("verb", cli.ROLES)
+@pytest.mark.parametrize("verb", cli.ROLES | PARTS)
 def test_every_verb_names_a_function_that_is_there(verb: str) -> None:
-    module, _, function = cli.ROLES[verb].partition(":")
+    module, _, function = (cli.ROLES | PARTS)[verb].partition(":")
 
     spec = importlib.util.find_spec(module)
 
