@@ -11,6 +11,7 @@ from draftfleet.errors import DraftfleetError
 
 ROLES = {
     "produce": "producer.produce:produce",
+    "presets": "producer.presets:show",
     "work": "workers.app:work",
     "train": "trainer.tasks:enqueue",
     "trainer": "trainer.app:serve",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from draftfleet.errors import SettingsError
 from draftfleet.records import Prompt
 from draftfleet.settings import Settings
+from producer.lengths import token_counter
 from producer.reading import Reading
 from producer.sources import open_source
 
@@ -22,9 +22,5 @@ def first_prompts(settings: Settings, count: int) -> list[Prompt]:
 
 def opened(settings: Settings) -> Reading:
     """The data set as `produce` reads it. Raises SettingsError or DataError."""
-    knobs = settings.producer
-    if not knobs.data:
-        raise SettingsError(
-            "producer.data is not set: name a .jsonl, .jsonl.gz or .parquet file, a folder, or a `datasets` data set."
-        )
-    return Reading(open_source(knobs), knobs)
+    count_tokens = token_counter(settings)
+    return Reading(open_source(settings.producer), settings.producer, count_tokens)

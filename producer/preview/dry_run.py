@@ -80,9 +80,9 @@ def dry_run(
     ruler = Ruler(tokenizer, settings.sampling, context, num_measured)
     picks = Picks(num_shown)
 
-    def each(prompt: Prompt, source: str) -> None:
-        ruler.add(prompt, source)
-        picks.add(prompt, source)
+    def each(prompt: Prompt) -> None:
+        ruler.add(prompt)
+        picks.add(prompt)
 
     with watched(reading.source, reading, enabled=progress, doing="reading"):
         met = survey(reading, run, every_turn=every_turn, each=each)
@@ -95,9 +95,7 @@ def dry_run(
         model=settings.model,
         survey=met,
         lengths=lengths,
-        shown=[
-            shown(one, source, tokenizer, settings.sampling, every_turn=every_turn) for one, source in picks.chosen()
-        ],
+        shown=[shown(one, tokenizer, settings.sampling, every_turn=every_turn) for one in picks.chosen()],
         work=work(
             met,
             lengths,

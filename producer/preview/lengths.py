@@ -107,12 +107,12 @@ class Ruler:
         self._drop()
         return len(range(0, len(self._waiting()), AT_ONCE))
 
-    def add(self, prompt: Prompt, source: str) -> None:
+    def add(self, prompt: Prompt) -> None:
         self._of += 1
         rank = int(prompt.prompt_id[-16:], 16)
         if rank >= self._threshold:
             return
-        self._drawn.append(_Drawn(rank, source, prompt.prompt_id, prompt))
+        self._drawn.append(_Drawn(rank, prompt.source, prompt.prompt_id, prompt))
         self.waiting_chars += characters(prompt)
         if self._most_prompts and len(self._drawn) >= 2 * self._most_prompts:
             self._drop()

@@ -54,32 +54,28 @@ class Picks:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._first: list[tuple[Prompt, str]] = []
-        self._wanted: dict[str, tuple[Prompt, str]] = {}
+        self._first: list[Prompt] = []
+        self._wanted: dict[str, Prompt] = {}
 
-    def add(self, prompt: Prompt, source: str) -> None:
+    def add(self, prompt: Prompt) -> None:
         if len(self._first) < self._most:
-            self._first.append((prompt, source))
+            self._first.append(prompt)
         if "turns" not in self._wanted and any(message["role"] == "assistant" for message in prompt.messages):
-            self._wanted["turns"] = prompt, source
+            self._wanted["turns"] = prompt
         if "tools" not in self._wanted and prompt.tools:
-            self._wanted["tools"] = prompt, source
+            self._wanted["tools"] = prompt
 
-    def chosen(self) -> list[tuple[Prompt, str]]:
-        found = {prompt.prompt_id: (prompt, source) for prompt, source in [*self._first[:1], *self._wanted.values()]}
-        for prompt, source in self._first:
-            found.setdefault(prompt.prompt_id, (prompt, source))
+    def chosen(self) -> list[Prompt]:
+        found = {prompt.prompt_id: prompt for prompt in [*self._first[:1], *self._wanted.values(), *self._first]}
         return list(found.values())[: self._most]
 
 
-def shown(
-    prompt: Prompt, source: str, tokenizer: TargetTokenizer | None, sampling: Sampling, *, every_turn: bool
-) -> Shown:
+def shown(prompt: Prompt, tokenizer: TargetTokenizer | None, sampling: Sampling, *, every_turn: bool) -> Shown:
     """As it will be asked: the last turn, or each assistant turn on what came before it."""
     head = Shown(
         prompt_id=prompt.prompt_id,
         split=prompt.split,
-        source=source,
+        source=prompt.source,
         messages=len(prompt.messages),
         tools=len(prompt.tools or ()),
         rendered=tokenizer is not None,

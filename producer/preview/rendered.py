@@ -56,7 +56,9 @@ def _counts(met: Survey) -> Iterator[Text]:
         for source, one in met.sources.items():
             share = one.prompts / met.prompts
             counts = f"{one.prompts:,} prompts ({share:.1%}), {one.train:,} train + {one.heldout:,} held out"
-            yield _row("source", f"{source}: {counts}")
+            faults = f"{one.duplicates:,} duplicates, {one.malformed:,} malformed, {one.rejected:,} rejected"
+            left = "" if one.ended else "; not read to its end, as another source had ended"
+            yield _row("source", f"{source}: {one.lines:,} lines, {counts}; {faults}{left}")
 
 
 def _sum(met: Survey) -> str:
@@ -66,7 +68,8 @@ def _sum(met: Survey) -> str:
 
 def _fault(reason: str, count: int, examples: dict[str, str]) -> str:
     example = _visible(examples.get(reason, ""))
-    return f"{count:,}; first {example}" if reason == "malformed" else f"{count:,} {reason}; first {example}"
+    said = f"{count:,}" if reason == "malformed" else f"{count:,} {reason}"
+    return f"{said}; first {example}" if example else said
 
 
 def _grouped(turns: dict[int, int]) -> dict[str, int]:

@@ -24,11 +24,16 @@ TEXTS_AT_ONCE = 1024
 
 @dataclass(slots=True)
 class SourceCounts:
-    """The distinct prompts of one source."""
+    """As of the whole. `ended` is false where not all was read, since another source of the mixture had ended."""
 
+    lines: int = 0
     prompts: int = 0
+    duplicates: int = 0
+    malformed: int = 0
+    rejected: int = 0
     train: int = 0
     heldout: int = 0
+    ended: bool = True
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,9 +79,9 @@ def answers(messages: Conversation) -> list[range]:
     return found
 
 
-def survey(reading: Reading, run: Run | None, *, every_turn: bool, each: Callable[[Prompt, str], None]) -> Survey:
-    """Read to the end. `each` is told of every distinct prompt, and of the source that it came from."""
-    found = Survey(source=reading.source.name)
+def survey(reading: Reading, run: Run | None, *, every_turn: bool, each: Callable[[Prompt], None]) -> Survey:
+    """Read to the end. `each` is told of every distinct prompt."""
+    found = Survey(source=reading.source.name, sources={part.name: SourceCounts() for part in reading.parts})
     ledger, overlap = Ledger(), Overlap()
     if run is not None:
         for held, _ in read_held(run, first_asked(run.batches())):
@@ -94,20 +99,24 @@ def survey(reading: Reading, run: Run | None, *, every_turn: bool, each: Callabl
         found.with_system += any(message["role"] == "system" for message in prompt.messages)
         found.with_tools += bool(prompt.tools)
         found.with_tool_calls += any(message.get("tool_calls") for message in prompt.messages)
-        source = str(getattr(prompt, "source", None) or found.source)
-        counts = found.sources.setdefault(source, SourceCounts())
+        counts = found.sources[prompt.source]
         counts.prompts += 1
         counts.train += prompt.split == "train"
         counts.heldout += prompt.split == "heldout"
-        each(prompt, source)
+        each(prompt)
     for split in waiting:
         _hash(overlap, split, waiting)
     found.lines, found.malformed = reading.lines, reading.malformed
     found.rejected_for = dict(sorted(reading.rejected.items()))
     found.rejected, found.examples = reading.rejected.total(), dict(reading.examples)
-    found.new, found.already, found.duplicates = ledger.new, ledger.already, ledger.duplicates
+    found.new, found.already, found.duplicates = ledger.new, ledger.already, ledger.duplicates + reading.duplicates
     found.prompts = ledger.new + ledger.already
     found.train, found.heldout = ledger.pass_splits["train"], ledger.pass_splits["heldout"]
+    for part in reading.parts:
+        counts = found.sources[part.name]
+        counts.lines, counts.malformed, counts.rejected = part.lines, part.malformed, part.rejected.total()
+        counts.duplicates = ledger.by_source[part.name]["duplicates"] + part.duplicates
+        counts.ended = part.has_ended
     found.overlap, found.turns = overlap.count(), dict(sorted(turns.items()))
     return found
 

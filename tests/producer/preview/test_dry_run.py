@@ -120,6 +120,34 @@ def test_it_counts_turns_tools_and_the_answers_that_are_asked(configure: Configu
     assert (last.answers, every.answers) == (203, 204)
 
 
+def test_each_source_of_a_mixture_is_counted_for_itself(
+    configure: Configure, write_jsonl: WriteJsonl, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = write_jsonl(
+        [*({"prompt": f"{number}?"} for number in range(8)), {"prompt": "0?"}, {"prompt": 3}], "short.jsonl"
+    )
+    long = write_jsonl(
+        [{"prompt": f"What is {number} times {number + 1}, please?"} for number in range(90)], "long.jsonl"
+    )
+    sources = [{"data": str(short), "weight": 1, "heldout": 1.0}, {"data": str(long), "weight": 2, "heldout": 0.0}]
+    settings = configure("", producer__sources=sources)
+
+    found = dry_run(settings)
+    show(settings, as_json=False, progress=False)
+
+    counted = {
+        name: (one.lines, one.prompts, one.duplicates, one.malformed) for name, one in found.survey.sources.items()
+    }
+    assert counted["short"] == (10, 8, 1, 1)
+    assert counted["long"][1] in (17, 18)
+    assert [one.heldout for one in found.survey.sources.values()] == [8, 0]
+    assert [one.ended for one in found.survey.sources.values()] == [True, False]
+    assert found.lengths.mean_by_source["short"] < found.lengths.mean_by_source["long"]
+    shown = capsys.readouterr().out
+    assert "short: 10 lines, 8 prompts (3" in shown
+    assert "not read to its end, as another source had ended" in shown
+
+
 def test_what_produce_would_refuse_is_said_first(
     settings: Settings, configure: Configure, write_jsonl: WriteJsonl
 ) -> None:

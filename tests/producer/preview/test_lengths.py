@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def measured(
 ) -> Lengths:
     ruler = Ruler(tokenizer, Sampling(max_tokens=20), context, most)
     for prompt in prompts:
-        ruler.add(prompt, "a")
+        ruler.add(prompt)
     return ruler.lengths()
 
 
@@ -88,7 +89,7 @@ def test_texts_do_not_wait_in_memory_longer_than_a_round_takes(
     ruler = Ruler(tokenizer, Sampling(max_tokens=20), None, most)
 
     for prompt in PROMPTS:
-        ruler.add(prompt, "a")
+        ruler.add(prompt)
         assert ruler.rounds() <= 1
         assert ruler.waiting_chars <= 500
 
@@ -98,7 +99,8 @@ def test_texts_do_not_wait_in_memory_longer_than_a_round_takes(
 def test_a_conversation_that_the_template_refuses_costs_only_itself(tmp_path: Path, tokenizer: TargetTokenizer) -> None:
     target = shutil.copytree(tokenizer.path, tmp_path / "target")
     template = (target / "chat_template.jinja").read_text()
-    refusal = "{% if messages[0].role == messages[-1].role and messages|length > 1 %}{{ raise_exception('Roles must alternate') }}{% endif %}"
+    alternating = "messages|length > 1 and messages[0].role == messages[1].role"
+    refusal = "{% if " + alternating + " %}{{ raise_exception('Roles must alternate') }}{% endif %}"
     (target / "chat_template.jinja").write_text(refusal + template)
     two = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
 
@@ -111,7 +113,7 @@ def test_a_conversation_that_the_template_refuses_costs_only_itself(tmp_path: Pa
 def test_means_are_told_for_each_source(tokenizer: TargetTokenizer) -> None:
     ruler = Ruler(None, Sampling(), None, 0)
     for text, source in (("ab", "short"), ("abcd", "short"), ("a" * 30, "long")):
-        ruler.add(asking(text), source)
+        ruler.add(replace(asking(text), source=source))
 
     assert ruler.lengths().mean_by_source == {"long": 30, "short": 3}
 

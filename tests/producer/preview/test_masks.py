@@ -41,7 +41,7 @@ def test_answers_are_the_assistants_turns_after_a_user_has_spoken() -> None:
 
 def test_the_text_of_the_last_turn_has_the_ids_that_are_asked(tokenizer: TargetTokenizer) -> None:
     for thinking in (None, False):
-        found = shown(prompt(TURNS), "a", tokenizer, Sampling(thinking=thinking), every_turn=False)
+        found = shown(prompt(TURNS), tokenizer, Sampling(thinking=thinking), every_turn=False)
 
         [ask] = found.asks
         ids = tokenizer.prompt_ids(TURNS, None, thinking)
@@ -50,7 +50,7 @@ def test_the_text_of_the_last_turn_has_the_ids_that_are_asked(tokenizer: TargetT
 
 
 def test_each_turn_is_shown_with_its_own_prompt_and_the_answer_that_is_trained(tokenizer: TargetTokenizer) -> None:
-    found = shown(prompt(TURNS), "a", tokenizer, Sampling(), every_turn=True)
+    found = shown(prompt(TURNS), tokenizer, Sampling(), every_turn=True)
 
     assert [(ask.number, ask.of, ask.completion) for ask in found.asks] == [(1, 3, "7"), (2, 3, "11"), (3, 3, "")]
     above = ""
@@ -64,7 +64,7 @@ def test_each_turn_is_shown_with_its_own_prompt_and_the_answer_that_is_trained(t
 def test_a_template_that_rewrites_earlier_turns_has_each_of_them_shown_in_full(tokenizer: TargetTokenizer) -> None:
     told = [{**message, "reasoning_content": "Hm."} if message["role"] == "assistant" else message for message in TURNS]
 
-    found = shown(prompt(told), "a", tokenizer, Sampling(), every_turn=True)
+    found = shown(prompt(told), tokenizer, Sampling(), every_turn=True)
 
     assert [ask.follows for ask in found.asks] == [False, False, False]
     assert [ask.prompt for ask in found.asks] == [tokenizer.prompt_text(told[:end]) for end in (1, 3, 5)]
@@ -74,7 +74,7 @@ def test_a_template_that_rewrites_earlier_turns_has_each_of_them_shown_in_full(t
 def test_tool_calls_of_the_source_stand_where_the_answer_will(tokenizer: TargetTokenizer) -> None:
     tools = [{"type": "function", "function": {"name": "add"}}]
 
-    found = shown(prompt(MESSAGES, tools), "a", tokenizer, Sampling(), every_turn=True)
+    found = shown(prompt(MESSAGES, tools), tokenizer, Sampling(), every_turn=True)
 
     assert found.asks[0].completion.startswith('tool calls: [{"id": "c1"')
     assert found.asks[1].completion == "It is \n2."
@@ -84,9 +84,9 @@ def test_tool_calls_of_the_source_stand_where_the_answer_will(tokenizer: TargetT
 def test_a_prompt_that_has_its_thought_opened_says_so(tokenizer: TargetTokenizer) -> None:
     opened = [{"role": "user", "content": "<think>"}]
 
-    assert not shown(prompt(opened), "a", tokenizer, Sampling(), every_turn=False).asks[0].in_thought
+    assert not shown(prompt(opened), tokenizer, Sampling(), every_turn=False).asks[0].in_thought
     tokenizer = _Opening(tokenizer)
-    assert shown(prompt(opened), "a", tokenizer, Sampling(), every_turn=False).asks[0].in_thought
+    assert shown(prompt(opened), tokenizer, Sampling(), every_turn=False).asks[0].in_thought
 
 
 class _Opening(TargetTokenizer):
@@ -100,7 +100,7 @@ class _Opening(TargetTokenizer):
 
 
 def test_without_a_tokenizer_roles_and_texts_are_shown() -> None:
-    found = shown(prompt(TURNS), "a", None, Sampling(), every_turn=True)
+    found = shown(prompt(TURNS), None, Sampling(), every_turn=True)
 
     assert [(ask.prompt, ask.completion) for ask in found.asks] == [
         ("[user] Name a prime.\n", "7"),
@@ -122,5 +122,5 @@ def test_the_prompts_that_are_shown_are_the_first_and_the_first_of_each_kind() -
     ):
         picks = Picks(most)
         for one in [*plain, turns, tooled]:
-            picks.add(one, "a")
-        assert [one for one, _ in picks.chosen()] == wanted
+            picks.add(one)
+        assert picks.chosen() == wanted

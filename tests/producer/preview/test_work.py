@@ -72,10 +72,7 @@ def test_what_was_measured_comes_before_a_guess_and_after_a_person() -> None:
 def committed(run: Run, prompts: list[Prompt], make_sample: MakeSample, number: int, server: str = "http://a") -> None:
     batch = batch_id("train", number)
     samples = [
-        make_sample(
-            prompt, batch, token_ids=[5] * 40, completion_tokens=40, server=server
-        )
-        for prompt in prompts
+        make_sample(prompt, batch, token_ids=[5] * 40, completion_tokens=40, server=server) for prompt in prompts
     ]
     assert run.commit(batch, samples)
     run.index.flush()
