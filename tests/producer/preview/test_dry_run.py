@@ -141,12 +141,12 @@ def test_each_source_of_a_mixture_is_counted_for_itself(
     assert counted["short"] == (10, 8, 1, 1)
     assert (
         counted["long"][1] == 19
-    )  # twice as many as the nine of `short`, and the one whose turn it was when that ended
+    )  # twice the nine of `short`, and one more
     assert [one.heldout for one in found.survey.sources.values()] == [8, 0]
     assert [one.ended for one in found.survey.sources.values()] == [True, False]
     assert found.lengths.mean_by_source["short"] < found.lengths.mean_by_source["long"]
     shown = capsys.readouterr().out
-    assert "short: 10 lines, 8 prompts (3" in shown
+    assert "short: 10 lines, 8 prompts (29.6%)" in shown
     assert "not read to its end, as another source had ended" in shown
 
 
