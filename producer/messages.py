@@ -66,10 +66,11 @@ def tool_definitions(value: object) -> list[dict[str, Any]] | None:
 
 def refuse_media(row: Row, messages: Conversation) -> None:
     """Raises Rejected where the row holds an image, a video or a sound beside its messages."""
-    for column, media in MEDIA_COLUMNS.items():
+    columns = MEDIA_COLUMNS.keys() & row.keys()
+    for column in MEDIA_COLUMNS if columns else ():
         if row.get(column):
-            raise Rejected(media, f"{column} is not empty; only text can be asked")
-    mark = _PLACE_OF_MEDIA if any(column in row for column in MEDIA_COLUMNS) else _LINE_OF_MEDIA
+            raise Rejected(MEDIA_COLUMNS[column], f"{column} is not empty; only text can be asked")
+    mark = _PLACE_OF_MEDIA if columns else _LINE_OF_MEDIA
     for number, message in enumerate(messages, 1):
         content = message["content"]
         if isinstance(content, str) and "<" in content and (found := mark.search(content)):
@@ -125,8 +126,9 @@ def _message(value: object, number: int) -> dict[str, Any]:
 def refuse_missing_content(messages: Conversation) -> None:
     """Of an assistant's turn nothing is missing where it calls a tool, or where it ended inside its thought."""
     for number, message in enumerate(messages, 1):
-        is_whole = message["role"] == "assistant" and (message.get("tool_calls") or message.get("reasoning_content"))
-        if message["content"] is None and not is_whole:
+        if message["content"] is not None:
+            continue
+        if message["role"] != "assistant" or not (message.get("tool_calls") or message.get("reasoning_content")):
             raise Malformed(f"message {number} ({message['role']}) has no content, and no value")
 
 

@@ -221,11 +221,9 @@ def _askable(source: Conversation) -> Conversation:
         raise Rejected("no user turn", f"of {len(source)} messages none is a user's before the answer")
     if any(not turn["content"] or not text_of(turn["content"]).strip() for turn in turns):
         raise Rejected("empty prompt", "a user turn holds no text")
-    return [_without_null_content(message) for message in asked]
+    return [message if message["content"] is not None else _without_null_content(message) for message in asked]
 
 
 def _without_null_content(message: dict[str, Any]) -> dict[str, Any]:
     """A turn that ended inside its thought has said nothing. Beside a tool call null is what the API wants."""
-    if message["content"] is not None or message.get("tool_calls"):
-        return message
-    return message | {"content": ""}
+    return message if message.get("tool_calls") else message | {"content": ""}

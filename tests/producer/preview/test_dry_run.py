@@ -139,9 +139,7 @@ def test_each_source_of_a_mixture_is_counted_for_itself(
         name: (one.lines, one.prompts, one.duplicates, one.malformed) for name, one in found.survey.sources.items()
     }
     assert counted["short"] == (10, 8, 1, 1)
-    assert (
-        counted["long"][1] == 19
-    )  # twice the nine of `short`, and one more
+    assert counted["long"][1] == 19  # twice the nine of `short`, and one more
     assert [one.heldout for one in found.survey.sources.values()] == [8, 0]
     assert [one.ended for one in found.survey.sources.values()] == [True, False]
     assert found.lengths.mean_by_source["short"] < found.lengths.mean_by_source["long"]
