@@ -120,7 +120,7 @@ def _write(folder: Path, num_bytes: int, kinds: list[str]) -> dict[str, Path]:
             if written >= num_bytes:
                 break
     if "jsonl.gz" in kinds:
-        with paths["jsonl"].open("rb") as plain, gzip.open(paths["jsonl.gz"], "wb", compresslevel=6) as packed:
+        with paths["jsonl"].open("rb") as plain, gzip.open(paths["jsonl.gz"], "wb", compresslevel=3) as packed:
             shutil.copyfileobj(plain, packed, 1 << 20)
     if "parquet" in kinds:
         _write_parquet(paths["jsonl"], paths["parquet"])
