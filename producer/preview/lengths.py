@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from jinja2 import TemplateError
-
 from draftfleet.records import Prompt
 from draftfleet.settings import Sampling
 from draftfleet.tokens import TargetTokenizer
@@ -26,8 +24,8 @@ the end, and need no tokens."""
 AT_ONCE = 256
 """Texts that are tokenized together."""
 
-UNRENDERABLE = (TemplateError, ValueError, TypeError, KeyError, AttributeError)
-"""What a chat template answers to a conversation that it was not made for."""
+UNRENDERABLE = Exception
+"""What a chat template answers to a conversation that it was not made for. It is a program and raises what it likes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +204,7 @@ class Ruler:
 
 
 def prompt_text(tokenizer: TargetTokenizer, prompt: Prompt, sampling: Sampling) -> str:
-    """What the model reads before its answer. Raises one of UNRENDERABLE."""
+    """What the model reads before its answer. Raises UNRENDERABLE."""
     kwargs = cast(dict[str, Any] | None, sampling.extra_body.get("chat_template_kwargs"))
     return tokenizer.prompt_text(prompt.messages, prompt.tools, sampling.thinking, kwargs)
 
