@@ -258,6 +258,7 @@ def _given_up(run: Run, claim: Lapsed, prompt: Prompt, begun: Sample | None) -> 
         started_at=time.time(),
         sample=prompt.sample,
         turns=prompt.turns if begun is None else begun.turns,
+        source=prompt.source,
     )
 
 

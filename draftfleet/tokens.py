@@ -44,6 +44,29 @@ class TargetTokenizer:
         """
         return self.encode(self._render(messages, tools, _switches(thinking, template_kwargs)))
 
+    def prompt_text(
+        self,
+        messages: Conversation,
+        tools: list[JSON] | None = None,
+        thinking: bool | None = None,
+        template_kwargs: JSON | None = None,
+    ) -> str:
+        """The text behind `prompt_ids`: what the model reads before the first token of its answer."""
+        return self._render(messages, tools, _switches(thinking, template_kwargs))
+
+    def lengths(self, texts: list[str]) -> list[int]:
+        """How many ids `encode` gives for each; all cores take part."""
+        if not texts:
+            return []
+        batch = self._tokenizer(texts, add_special_tokens=False, return_attention_mask=False)
+        return [len(ids) for ids in cast(list[list[int]], batch["input_ids"])]
+
+    @property
+    def special_texts(self) -> list[str]:
+        """The tokens that no text of a person holds, as the template spells them."""
+        known = set(self._tokenizer.all_special_ids) | set(self._tokenizer.added_tokens_decoder)
+        return sorted(self.decode([token]) for token in known)
+
     def completion_ids(
         self,
         messages: Conversation,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass
+from collections import Counter
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from draftfleet import drawing
 from draftfleet.runs import Run
 from draftfleet.settings import Sampling
 from producer.ledger import Ledger
+from producer.part import Part
 from producer.reading import Reading
 from producer.sources import Source
 
@@ -22,7 +24,8 @@ class Report:
     `prompts` are the distinct ones: `new` + `already` (in the run before), and `train` + `heldout`; `samples` are these
     times sampling.n. The `run_` counts, `overlap` (held-out prompts whose normalised text also stands among the train
     prompts) and `drawn` (how many rows are asked in which way, where there is a choice) are of the whole run. With
-    `already_read` nothing was read: an earlier pass has read the same, and its counts are told again.
+    `already_read` nothing was read: an earlier pass has read the same, and its counts are told again. `sources` has the
+    counts of each of a mixture, in the same words.
     """
 
     run: str
@@ -48,6 +51,7 @@ class Report:
     run_batches: int
     overlap: int
     drawn: list[dict[str, Any]]
+    sources: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     seconds: float
 
     def __post_init__(self) -> None:
@@ -79,7 +83,7 @@ def report_of(
         samples=prompts * sampling.n,
         new=ledger.new,
         already=ledger.already,
-        duplicates=ledger.duplicates,
+        duplicates=ledger.duplicates + reading.duplicates,
         malformed=reading.malformed,
         rejected=reading.rejected.total(),
         rejected_for=dict(reading.rejected),
@@ -93,8 +97,26 @@ def report_of(
         run_batches=num_before + num_written,
         overlap=overlap,
         drawn=drawing.count(sampling, ledger.row_keys(sampling.n)),
+        sources=[_source(part, ledger.by_source[part.name]) for part in reading.parts if len(reading.parts) > 1],
         seconds=seconds,
     )
+
+
+def _source(part: Part, met: Counter[str]) -> dict[str, Any]:
+    """`ended` is false where its lines were not all read, since another source of the mixture had ended."""
+    return {
+        "name": part.name,
+        "data": part.source.name,
+        "lines": part.lines,
+        "prompts": met["new"] + met["already"],
+        "new": met["new"],
+        "already": met["already"],
+        "duplicates": met["duplicates"] + part.duplicates,
+        "malformed": part.malformed,
+        "rejected": part.rejected.total(),
+        "rejected_for": dict(part.rejected),
+        "ended": part.has_ended,
+    }
 
 
 def totals(report: Report, source: Source, passes: dict[str, Any]) -> dict[str, Any]:

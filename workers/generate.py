@@ -175,4 +175,5 @@ def _identity(row: Row) -> dict[str, Any]:
         "drawn": batch.content.drawn(prompt.row_key),
         "turns": row.asked.turns,
         "attempt": batch.attempt,
+        "source": prompt.source,
     }

@@ -23,6 +23,7 @@ __all__ = ["ROLES", "app", "main"]
 
 VERBS: dict[str, Callable[..., None]] = {
     "produce": generation.produce,
+    "presets": looking.presets,
     "work": generation.work,
     "train": training.train,
     "trainer": training.trainer,

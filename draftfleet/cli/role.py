@@ -11,6 +11,7 @@ from draftfleet.errors import DraftfleetError
 
 ROLES = {
     "produce": "producer.produce:produce",
+    "presets": "producer.presets:show",
     "work": "workers.app:work",
     "train": "trainer.tasks:enqueue",
     "trainer": "trainer.app:serve",
@@ -37,9 +38,15 @@ ROLES = {
 }
 """From verb to module and function. A verb of two words belongs to a group: `draftfleet runs list`."""
 
+PARTS = {
+    "dry run": "producer.preview.dry_run:show",
+    "prompts": "producer.preview:first_prompts",
+}
+"""What a role does for another verb than its own: no verbs."""
+
 
 def role(verb: str) -> Callable[..., Any]:
-    module, _, function = ROLES[verb].partition(":")
+    module, _, function = (ROLES | PARTS)[verb].partition(":")
     try:
         return getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as error:

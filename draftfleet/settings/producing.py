@@ -29,7 +29,10 @@ class Rows(Section):
         description="Files, a pattern like `chats/*.jsonl`, a folder, the name of a data set on the hub, or "
         "`preset:NAME`. Several files: a list.",
     )
-    preset: str | None = Field(default=None, description="A known data set, by its name. `data` may name a copy.")
+    preset: str | None = Field(
+        default=None,
+        description="A known data set, by the name that `draftfleet presets` lists. `data` may name a copy.",
+    )
     split: str | None = Field(default=None, description="Of the hub or of a folder. Unset: the preset's, else train.")
     subset: str | None = Field(default=None, description="Configuration of a data set on the hub.")
     revision: str | None = Field(
