@@ -37,7 +37,10 @@ AT_HOME_IN = {
     "httpx2": ENGINES,
     "aiohttp": ENGINES,
     "datasets": ("producer/", "trainer/data.py", "draftfleet/export_data/formats/arrow.py"),
-    "huggingface_hub": ("producer/sources/hub.py", "draftfleet/export_data/hub.py",),
+    "huggingface_hub": (
+        "producer/sources/hub.py",
+        "draftfleet/export_data/hub.py",
+    ),
 }
 """From package to the only places that may import it."""
 
