@@ -155,6 +155,8 @@ class Maker:
     def _of_text(self, messages: Conversation, tools: Any, response: Response) -> list[int]:
         """Where nobody says how the answer ended, a stop token stands at the end only if the count says so."""
         reasons = [response.finish_reason] if response.finish_reason else ["length", "stop"]
+        if response.completion_tokens < 0:
+            reasons = reasons[:1]
         found = [
             self._tokenizer.completion_ids(
                 messages,
