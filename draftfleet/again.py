@@ -267,7 +267,15 @@ def _half_made(again: Again) -> set[tuple[str, str]]:
 
 
 def _prompt(sample: Sample) -> Prompt:
-    return Prompt(sample.prompt_id, sample.split, sample.messages, sample.tools, sample.sample, sample.turns)
+    return Prompt(
+        sample.prompt_id,
+        sample.split,
+        sample.messages,
+        sample.tools,
+        sample.sample,
+        sample.turns,
+        source=sample.source,
+    )
 
 
 class _File(NamedTuple):

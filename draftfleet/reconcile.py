@@ -254,4 +254,5 @@ def _given_up(run: Run, claim: Lapsed, prompt: Prompt) -> Sample:
         model=model_of(run),
         attempt=claim.attempts,
         started_at=time.time(),
+        source=prompt.source,
     )

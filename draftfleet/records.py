@@ -72,7 +72,8 @@ class Prompt:
     """What we ask. `prompt_id` is the hash of the whole source conversation, so it does not depend on file order.
 
     `sample` counts from 0 where a prompt is asked several times. `turns` are those that are finished already: their
-    answers stand in `messages`. `unfinished` is the answer that is to be continued.
+    answers stand in `messages`. `unfinished` is the answer that is to be continued. `source` is the short name of the
+    data set it came from.
     """
 
     prompt_id: str
@@ -82,6 +83,7 @@ class Prompt:
     sample: int = 0
     turns: list[Turn] = field(default_factory=list[Turn])
     unfinished: Unfinished | None = None
+    source: str = ""
 
     @property
     def row_key(self) -> str:
@@ -106,7 +108,7 @@ class Prompt:
         return cls(**fields)
 
 
-_OPTIONAL_OF_PROMPT = {"sample", "turns", "unfinished"}
+_OPTIONAL_OF_PROMPT = {"sample", "turns", "unfinished", "source"}
 
 
 def prompt_id(messages: Conversation, tools: list[dict[str, Any]] | None) -> str:
@@ -166,6 +168,7 @@ class Sample:
     drawn: dict[str, Any] | None = None
     turns: list[Turn] = field(default_factory=list[Turn])
     ended: str | None = None
+    source: str = ""
 
     @property
     def ids_match_usage(self) -> bool:
@@ -318,6 +321,7 @@ SAMPLE_SCHEMA = pa.schema(
             ),
         ),
         pa.field("ended", pa.string()),
+        pa.field("source", pa.string()),
     ]
 )
 """The columns of a sample shard, in order."""

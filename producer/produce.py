@@ -34,9 +34,11 @@ from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.storage import Storage, open_storage, probe
 from producer.batches import Batch, Batches, Publish, Writer, first_asked, next_numbers
+from producer.chosen import chosen
 from producer.ids import Held, IdFiles, read_held
 from producer.lease import Lease
 from producer.ledger import Ledger, Overlap
+from producer.lengths import token_counter
 from producer.progress import watched
 from producer.reading import Reading
 from producer.report import Report, report_of, totals
@@ -50,14 +52,15 @@ PINNED = ("batch_size", "heldout", "split_column", "turns")
 
 
 def produce(settings: Settings, *, progress: bool) -> Report:
-    """Add what is new in `producer.data` to the run, and seal it.
+    """Add what is new in `producer.data`, or in all `producer.sources`, to the run, and seal it.
 
     The first batches are in the queue before the data set has been read to its end. After a crash, run it again: no
     prompt is lost or doubled. Raises SettingsError, DataError, RunConflict, RunBusy, StorageError or QueueError.
     """
     _check(settings)
+    count_tokens = token_counter(settings)
     source = open_source(settings.producer)
-    reading = Reading(source, settings.producer)
+    reading = Reading(source, settings.producer, count_tokens)
     shared = open_storage(settings.storage)
     probe(shared)
     client, app = connect(settings), make_app(settings)
@@ -129,10 +132,7 @@ def fill(
 
 
 def _check(settings: Settings) -> None:
-    if not settings.producer.data:
-        raise SettingsError(
-            "producer.data is not set: name a .jsonl, .jsonl.gz or .parquet file, a folder, or a `datasets` data set."
-        )
+    chosen(settings.producer)
     if not settings.model:
         raise SettingsError("target.model is not set: give the name under which the servers serve the target.")
     path = settings.target.path

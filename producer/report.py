@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass
+from collections import Counter
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from draftfleet.runs import Run
 from producer.ledger import Ledger
+from producer.part import Part
 from producer.reading import Reading
 from producer.sources import Source
 
@@ -19,7 +21,8 @@ class Report:
 
     `prompts` are the distinct ones: `new` + `already` (in the run before), and `train` + `heldout`. The `run_` counts
     and `overlap`, held-out prompts whose normalised text also stands among the train prompts, are of the whole run.
-    With `already_read` nothing was read: an earlier pass has read the same, and its counts are told again.
+    With `already_read` nothing was read: an earlier pass has read the same, and its counts are told again. `sources`
+    has the counts of each of a mixture, in the same words.
     """
 
     run: str
@@ -42,6 +45,7 @@ class Report:
     run_heldout: int
     run_batches: int
     overlap: int
+    sources: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     seconds: float
 
     def __post_init__(self) -> None:
@@ -63,7 +67,7 @@ def report_of(
         prompts=ledger.new + ledger.already,
         new=ledger.new,
         already=ledger.already,
-        duplicates=ledger.duplicates,
+        duplicates=ledger.duplicates + reading.duplicates,
         malformed=reading.malformed,
         rejected=reading.rejected.total(),
         rejected_for=dict(reading.rejected),
@@ -75,8 +79,26 @@ def report_of(
         run_heldout=ledger.run_splits["heldout"],
         run_batches=num_before + num_written,
         overlap=overlap,
+        sources=[_source(part, ledger.by_source[part.name]) for part in reading.parts if len(reading.parts) > 1],
         seconds=seconds,
     )
+
+
+def _source(part: Part, met: Counter[str]) -> dict[str, Any]:
+    """`ended` is false where its lines were not all read, since another source of the mixture had ended."""
+    return {
+        "name": part.name,
+        "data": part.source.name,
+        "lines": part.lines,
+        "prompts": met["new"] + met["already"],
+        "new": met["new"],
+        "already": met["already"],
+        "duplicates": met["duplicates"] + part.duplicates,
+        "malformed": part.malformed,
+        "rejected": part.rejected.total(),
+        "rejected_for": dict(part.rejected),
+        "ended": part.has_ended,
+    }
 
 
 def totals(report: Report, source: Source, passes: dict[str, Any]) -> dict[str, Any]:

@@ -152,4 +152,5 @@ def _identity(row: Row) -> dict[str, Any]:
         "tools": prompt.tools,
         "sample": prompt.sample,
         "attempt": batch.attempt,
+        "source": prompt.source,
     }

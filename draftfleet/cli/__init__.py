@@ -24,6 +24,7 @@ __all__ = ["ROLES", "app", "main"]
 VERBS: dict[str, Callable[..., None]] = {
     "produce": generation.produce,
     "import-data": importing.import_data,
+    "presets": looking.presets,
     "work": generation.work,
     "train": training.train,
     "trainer": training.trainer,

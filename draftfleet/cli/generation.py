@@ -34,11 +34,15 @@ if TYPE_CHECKING:
 def produce(
     ctx: typer.Context,
     data: Annotated[
-        Text, typer.Argument(metavar="DATA", help=".jsonl, .jsonl.gz, .parquet, or a `datasets` name.")
+        list[str] | None,
+        typer.Argument(metavar="DATA", help="Files, a folder, a data set on the hub, or preset:NAME."),
     ] = None,
     *,
     model: Model = None,
     target: Target = None,
+    split: Annotated[Text, typer.Option(metavar="NAME", help="Of the hub or a folder. Unset: train.")] = None,
+    subset: Annotated[Text, typer.Option(metavar="NAME", help="Configuration on the hub.")] = None,
+    revision: Annotated[Text, typer.Option(metavar="REVISION", help="Of the hub. Unset: the newest.")] = None,
     column: Annotated[
         Text, typer.Option(metavar="NAME", help="With the conversations. Unset: found by itself.")
     ] = None,
@@ -46,6 +50,11 @@ def produce(
     heldout: Annotated[Float, typer.Option(metavar="SHARE", help="Held out by hash.")] = None,
     batch_size: Annotated[Int, typer.Option(metavar="N", help="Prompts per batch.")] = None,
     limit: Annotated[Int, typer.Option(metavar="N", help="Read at most N lines.")] = None,
+    sample: Annotated[Int, typer.Option(metavar="N", help="Draw N prompts of those read.")] = None,
+    seed: Annotated[Int, typer.Option(metavar="N", help="Which ones --sample draws.")] = None,
+    language: Annotated[
+        list[str] | None, typer.Option(metavar="NAME[,NAME...]", help="Keep rows in these languages. Repeatable.")
+    ] = None,
     strict: Annotated[Bool, typer.Option("--strict", help="Stop at the first malformed line.")] = None,
     priority: Annotated[Text, typer.Option(metavar="NAME", help="high, normal or low, among runs.")] = None,
     token_budget: Annotated[Int, typer.Option(metavar="N", help="Tokens after which the run is paused.")] = None,

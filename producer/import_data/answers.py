@@ -85,11 +85,7 @@ class Maker:
         messages, turns = prompt.messages, list[Turn]()
         if self._run.info.content.get("producer.turns") == "all" and response.asked is not None:
             messages = response.asked.messages
-            turns = [
-                self._turn(messages, number, prompt, response, file)
-                for number, message in enumerate(messages)
-                if message["role"] == "assistant"
-            ]
+            turns = [self._turn(messages, number, prompt, response, file) for number in _earlier_turns(messages)]
         prompt_ids = self._prompt_ids(messages, prompt.tools, response)
         if response.prompt_token_ids not in (None, prompt_ids):
             raise Refused("prompt ids", "its prompt was another: they are not those of the run's template and settings")
@@ -104,6 +100,7 @@ class Maker:
             messages=messages,
             tools=prompt.tools,
             sample=prompt.sample,
+            source=prompt.source,
             drawn={"thinking": bool(response.reasoning)} if self._is_mixed else None,
             turns=turns,
             outcome=_outcome(response),
@@ -203,6 +200,12 @@ class Maker:
             completion_tokens=completion_tokens,
             server=f"imported:{file}",
         )
+
+
+def _earlier_turns(messages: Conversation) -> list[int]:
+    """What an assistant says before the first user is no answer."""
+    first = next((number for number, message in enumerate(messages) if message["role"] == "user"), len(messages))
+    return [number for number in range(first, len(messages)) if messages[number]["role"] == "assistant"]
 
 
 def _outcome(response: Response) -> Outcome:

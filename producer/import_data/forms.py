@@ -11,7 +11,6 @@ from typing import Any
 
 from draftfleet.errors import DataError
 from draftfleet.records import Prompt, Sample
-from draftfleet.settings import Producer
 from producer.import_data.responses import (
     REASONING,
     TOKEN_IDS,
@@ -25,13 +24,14 @@ from producer.import_data.responses import (
     parsed_list,
     response,
 )
-from producer.prompts import Malformed, Rejected, Row, Rules, read_prompt
+from producer.prompts import SYSTEM, Rules, read_prompt
+from producer.shapes import Malformed, Rejected, Row
 
 Found = list[Response | Refused]
 
-RULES = Rules.of(Producer(heldout=0))
+RULES = Rules(column=None, split_column=None, heldout=0.0)
 ROLLOUTS = ("rollout_results", "inference_results")
-CONVERSATION = ("messages", "conversations")
+CONVERSATION = ("messages", "conversations", "conversation")
 ANSWERS = ("response", "completion", "output", "generated_text", "answer", "content")
 """Columns that hold an answer beside its prompt: a text, an assistant's message, or a whole chat completion."""
 
@@ -243,7 +243,7 @@ def _asked(row: Row) -> Prompt:
 
 
 def _beside(row: Fields) -> dict[str, Any]:
-    return {name: row[name] for name in ("system", "tools") if row.get(name) is not None}
+    return {name: row[name] for name in (*SYSTEM, "tools") if row.get(name) is not None}
 
 
 def _has(row: Row, *names: str) -> bool:

@@ -30,7 +30,7 @@ from producer.import_data.responses import Refused, Response
 from producer.import_data.slots import Slots, key_of, key_of_ids
 from producer.import_data.writing import Written, write
 from producer.produce import without_secrets
-from producer.prompts import Malformed, Row
+from producer.shapes import Malformed, Row
 
 log = logging.getLogger(__name__)
 

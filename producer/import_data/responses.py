@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from draftfleet.records import Conversation, Prompt
-from producer.prompts import Malformed, kind
+from producer.shapes import Malformed, kind
 
 Fields = Mapping[str, Any]
 

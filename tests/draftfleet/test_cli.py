@@ -266,6 +266,7 @@ ARGUMENT = {"dead show": ["b05c"], "dead export": ["x.jsonl"], "runs delete": ["
 FLAGS_OF: dict[str, tuple[str, dict[str, Any]]] = {
     "produce": (
         "D --model m --target t --storage s --run r --column c --split-column sc --heldout 0.5 --batch-size 3 "
+        "--split sp --subset sub --revision rev --sample 7 --seed 8 --language en,de --language fr "
         "--limit 4 --strict --max-tokens 5 --temperature 0 --no-thinking --priority high --token-budget 6",
         {
             "target.model": "m",
@@ -273,6 +274,12 @@ FLAGS_OF: dict[str, tuple[str, dict[str, Any]]] = {
             "storage.url": "s",
             "run": "r",
             "producer.data": "D",
+            "producer.split": "sp",
+            "producer.subset": "sub",
+            "producer.revision": "rev",
+            "producer.sample": 7,
+            "producer.seed": 8,
+            "producer.languages": ["en", "de", "fr"],
             "producer.column": "c",
             "producer.split_column": "sc",
             "producer.heldout": 0.5,

@@ -18,7 +18,7 @@ from producer.import_data import forms
 from producer.import_data.files import File, find, lines
 from producer.import_data.forms import form_of, read
 from producer.import_data.responses import Refused, Response
-from producer.prompts import Malformed
+from producer.shapes import Malformed
 
 ASKED = [{"role": "user", "content": "Name a prime."}]
 CHOICE = {"finish_reason": "stop", "message": {"role": "assistant", "content": "7", "reasoning": "Small."}}

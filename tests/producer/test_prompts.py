@@ -115,7 +115,7 @@ def test_a_conversation_that_cannot_be_asked_is_rejected_with_the_reason(row: di
         ({"messages": ["Why?"]}, "message 1 is a text, not an object"),
         ({"messages": "Why?"}, "messages is a text that is not JSON"),
         ({"messages": [{"content": "Why?"}]}, "message 1 has no role"),
-        ({"messages": [ASK, {"role": "assistant"}]}, r"message 2 \(assistant\) has no content"),
+        ({"messages": [ASK, {"role": "assistant"}, ASK]}, r"message 2 \(assistant\) has no content"),
         ({"messages": [{"role": "user", "content": 7}]}, "the content of message 1 is a number"),
         ({"messages": [{"role": "user", "content": ["Why?"]}]}, "is a list, neither a text nor a list of objects"),
         ({"messages": [{**ASK, "name": 7}]}, "name of message 1 is a number"),
