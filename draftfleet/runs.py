@@ -5,6 +5,7 @@
         prompts/train-000000.jsonl.gz    prompt shard of one batch; immutable
         samples/train-000000.parquet     sample shard of the same batch; its existence means done; immutable
         partial/PROCESS-000012.jsonl     finished rows of batches still at work
+        imports/NAME.json                what was imported, from which files
         again/train-again-000000.json    which rows this batch asks again (draftfleet.again)
         split/train-000000.json          the batch goes on as single rows: train-000000.0000, train-000000.0001, ...
         dead/train-000000.0007.json       a row that is given up, with its error

@@ -83,7 +83,7 @@ class TargetTokenizer:
         """The ids of an answer, its stop token included unless it was cut at its length.
 
         The first candidate of `completion_tokens` ids; where none has that many, the first candidate, whose count then
-        tells that the row is not to be trained on.
+        tells that the row is not to be trained on. The first, too, where nobody counted: -1.
         """
         switches = _switches(thinking, template_kwargs)
         answer: JSON = {"role": "assistant", "content": content or "", "reasoning_content": reasoning or ""}
@@ -92,7 +92,7 @@ class TargetTokenizer:
         first: list[int] | None = None
         for text in self._candidates(messages, answer, tools, switches, cut=finish_reason == "length"):
             ids = self.encode(text)
-            if len(ids) == completion_tokens:
+            if completion_tokens in (len(ids), -1):
                 return ids
             first = ids if first is None else first
         return first or []

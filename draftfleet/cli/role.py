@@ -11,6 +11,7 @@ from draftfleet.errors import DraftfleetError
 
 ROLES = {
     "produce": "producer.produce:produce",
+    "import-data": "producer.import_data.importing:import_data",
     "presets": "producer.presets:show",
     "work": "workers.app:work",
     "train": "trainer.tasks:enqueue",
