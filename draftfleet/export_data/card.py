@@ -18,6 +18,7 @@ from draftfleet.runs import Run
 TEMPLATE = Path(__file__).with_name("card.md.j2")
 SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
 SIZES_ABOVE = ((10_000_000, "1M<n<10M"), (100_000_000, "10M<n<100M"), (1_000_000_000, "100M<n<1B"))
+MOST_FILES = 20
 BAR = 40
 """Characters of the longest bar of a histogram."""
 
@@ -59,7 +60,7 @@ def write(folder: Path, facts: Facts) -> None:
         **{name: getattr(facts, name) for name in facts.__slots__},
         info=run.info,
         splits=list(facts.files),
-        sources=sources_of(run),
+        sources=[_on_card(source) for source in sources_of(run)],
         version=draftfleet.__version__,
         quantiles={name: quantiles(counted) for name, counted in lengths.items()},
         histograms={name: _bars(histogram(counted)) for name, counted in lengths.items()},
@@ -103,13 +104,32 @@ def sources_of(run: Run) -> list[dict[str, Any]]:
         one = cast(dict[str, Any], said)
         parts = one.get("sources")
         for part in cast(list[dict[str, Any]], parts) if isinstance(parts, list) else [one]:
-            shown = {name: value for name, value in part.items() if value not in (None, "", [], {})}
-            shown.pop("modified_at", None)
-            if "path" in shown:
-                shown["path"] = PurePath(str(shown["path"])).name
+            shown = _for_others(part)
             if shown not in found:
                 found.append(shown)
     return found
+
+
+def _for_others(value: Any) -> Any:
+    """Without folders, times of files and what is empty, at any depth."""
+    if isinstance(value, list):
+        return [_for_others(one) for one in cast(list[Any], value)]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: PurePath(str(one)).name if name == "path" else _for_others(one)
+        for name, one in cast(dict[str, Any], value).items()
+        if name != "modified_at" and one not in (None, "", [], {})
+    }
+
+
+def _on_card(source: Mapping[str, Any]) -> dict[str, str]:
+    """Of many files the first names; `export.json` has all with their hashes."""
+    files = cast(list[dict[str, Any]], source.get("files") or [])
+    names = [str(file.get("path", "?")) for file in files]
+    more = f" and {len(names) - MOST_FILES:,} more" if len(names) > MOST_FILES else ""
+    shown = {name: _cell(value) for name, value in source.items() if name != "files"}
+    return shown | ({"files": _cell(", ".join(names[:MOST_FILES]) + more)} if files else {})
 
 
 def _front(facts: Facts) -> str:

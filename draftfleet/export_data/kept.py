@@ -78,7 +78,7 @@ class Kept:
         again.look()
         unsure = self._not_as_noted()
         shards: dict[str, dict[str, Counts]] = {}
-        held: dict[str, tuple[int, str]] = {}
+        held: dict[str, tuple[Counts, str]] = {}
         for name, rows in again.rows.items():
             said = self._outcomes(name)
             for key, row in rows.items():
@@ -86,11 +86,11 @@ class Kept:
                 if key not in held and first in unsure:
                     if first not in shards:
                         shards[first] = self._outcomes(first)
-                    held[key] = rank(shards[first].get(key, row.counts)), first
+                    held[key] = shards[first].get(key, row.counts), first
                 elif key not in held:
-                    held[key] = rank(row.counts), first
-                if key in said and rank(said[key]) < held[key][0]:
-                    held[key] = rank(said[key]), name
+                    held[key] = row.counts, first
+                if key in said and rank(said[key]) < rank(held[key][0]):
+                    held[key] = said[key], name
         return {key: family for key, (_, family) in held.items()}
 
     def _not_as_noted(self) -> set[str]:

@@ -120,7 +120,7 @@ def line_of(unit: Unit, wanted: Wanted) -> JSON:
     """The fields of a line, in order, as JSON has them."""
     sample, row = unit.sample, unit.last
     head: JSON = {"key": unit.key, "prompt_id": sample.prompt_id, "sample": sample.sample, "split": sample.split}
-    tail: JSON = {"drawn": sample.drawn, "source": getattr(sample, "source", None), "model": sample.model}
+    tail: JSON = {"drawn": sample.drawn, "source": getattr(sample, "source", None) or None, "model": sample.model}
     if wanted.turns == "conversations":
         return {
             **head,

@@ -22,6 +22,7 @@ from draftfleet.names import batch_id
 from draftfleet.records import Prompt, Sample, Turn, prompt_id
 from draftfleet.runs import Run
 from draftfleet.settings import Settings, load
+from draftfleet.storage import open_storage
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {}}}}}]
 CALLS = [{"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": [1, "x"]}'}}]
@@ -295,6 +296,37 @@ def test_a_form_of_ids_has_no_row_whose_ids_are_not_sure(
     done = export_(format=name)
 
     assert (done.lines, done.left_out) == (1, {reason: 1})
+
+
+def test_of_a_conversation_that_failed_later_the_finished_answers_are_kept(
+    run: Run, talk: Sample, folder: Path, export_: Export, make_sample: Callable[..., Sample]
+) -> None:
+    messages = [{"role": "user", "content": "Other?"}, *talk.messages[1:]]
+    prompt = Prompt(prompt_id(messages, None), "train", messages)
+    failed = make_sample(prompt, batch_id("train", 1), outcome="failed", token_ids=[], ids_source="none", error="no")
+    run.commit(batch_id("train", 1), [replace(failed, turns=talk.turns)])
+
+    done = export_(format="jsonl", turns="conversations")
+
+    line = lines(folder, "data/*.jsonl")[1]
+    assert [message["content"] for message in line["messages"]] == ["Other?", "1"]
+    assert (line["answers"], line["outcome"], done.left_out) == (1, "ok", {"failed": 1})
+
+
+def test_a_run_in_an_object_store_is_exported_to_a_folder(
+    s3_url: str, folder: Path, make_prompts: Callable[..., list[Prompt]], make_sample: Callable[..., Sample]
+) -> None:
+    run = Run.create(open_storage(s3_url), "run", {"target.model": "tiny"}, {})
+    for number in range(3):
+        batch = batch_id("train", number)
+        run.commit(batch, [make_sample(prompt, batch) for prompt in make_prompts(2, start=2 * number)])
+
+    done = export(load(flags={"storage.url": s3_url, "run": "run"}), folder, Wanted(format="jsonl"))
+
+    assert done.lines == 6
+    assert [line["messages"][0]["content"] for line in lines(folder, "data/*.jsonl")] == [
+        f"Question {number}?" for number in range(6)
+    ]
 
 
 def test_splits_outcomes_and_a_limit_choose_rows(filled: Run, folder: Path, export_: Export) -> None:

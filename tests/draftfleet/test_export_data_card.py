@@ -146,6 +146,24 @@ def test_a_mixture_is_listed_source_by_source(
     assert text.count("licence | not known") == 1
 
 
+def test_of_many_files_the_card_has_the_first_names_and_no_folder(
+    storage: FileStorage,
+    make_prompts: Callable[..., list[Prompt]],
+    make_sample: Callable[..., Sample],
+    tmp_path: Path,
+) -> None:
+    files = [{"path": f"/home/someone/{number:02d}.jsonl", "sha256": f"{number:04d}"} for number in range(25)]
+    run = Run.create(storage, "many", CONTENT, {"data.source": {"kind": "files", "files": files}})
+    run.commit(batch_id("train", 0), [make_sample(make_prompts(1)[0])])
+
+    _, text = card(load(flags={"storage.url": storage.url, "run": "many"}), tmp_path / "out")
+
+    assert "18.jsonl, 19.jsonl and 5 more |" in text
+    said = (tmp_path / "out/export.json").read_text()
+    assert "/home/someone" not in text + said
+    assert json.loads(said)["sources"][0]["files"][24] == {"path": "24.jsonl", "sha256": "0024"}
+
+
 def test_quantiles_are_of_the_nearest_rank() -> None:
     lengths = Counter(range(1, 101))
 
