@@ -23,8 +23,8 @@ def by_turns(
         yield from streams[0]
         return
     steps = [1 / Fraction(weight) for weight in weights or [1] * len(streams)]
-    due = list(steps)
-    """When each is to be taken next: after as many turns of its own as its weight allows."""
+    due = [step / 2 for step in steps]
+    """When each is to be taken next. Half a step at the start puts the rare ones in the middle of the others."""
     open_streams = list(range(len(streams)))
     while open_streams:
         place = min(open_streams, key=due.__getitem__)

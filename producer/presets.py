@@ -167,7 +167,8 @@ def show(settings: Settings, *, as_json: bool) -> int:
         return 0
     table = Table(title="presets", title_justify="left", caption="the card on the hub is the word that counts")
     for column in ("name", "data set on the hub", "split", "rows", "licence", "what it is"):
-        table.add_column(column, justify="right" if column == "rows" else "left", overflow="fold")
+        is_short = column in ("name", "rows")
+        table.add_column(column, justify="right" if column == "rows" else "left", no_wrap=is_short, overflow="fold")
     for one in _ALL:
         table.add_row(one.name, one.hub, one.split, f"{one.rows:,}", one.licence, one.note)
     Console().print(table)

@@ -6,6 +6,7 @@ import json
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def test_every_row_is_asked_once_over_two_servers_and_committed_with_all_it_need
     settings: Settings, storage: FileStorage, make_prompts: MakePrompts, until: Until, tmp_path: Path
 ) -> None:
     run = Run.create(storage, "run", {"target.model": "tiny", "sampling.max_tokens": 64, "sampling.seed": 7}, {})
-    prompts = make_prompts(60)
+    prompts = [replace(prompt, source="questions") for prompt in make_prompts(60)]
     with FakeServer(model="tiny", latency_s=0.05) as one, FakeServer(model="tiny") as other:
         settings = changed(settings, worker__servers=[one.url, f"{other.url}/v1/"], worker__concurrency=4)
         names = enqueue(settings, run, prompts)
@@ -46,6 +47,7 @@ def test_every_row_is_asked_once_over_two_servers_and_committed_with_all_it_need
     assert code == 0
     assert [sample.row_key for sample in samples] == [prompt.row_key for prompt in prompts]
     assert {sample.server for sample in samples} == {one.url, other.url}
+    assert {sample.source for sample in samples} == {"questions"}
     # Each server's canary asks one prompt more.
     assert sum(row["requests"] for rows in asked for row in rows.values()) <= len(prompts) + 2 * 2
     assert all(row["requests"] for rows in asked for row in rows.values())
