@@ -73,12 +73,14 @@ async def check(
     prompt decides; or what else the request ended with: Overload, Transient, Unauthorized.
     """
     limit = _context(server, models, model, sampling, context_tokens)
-    canary = _Canary(post, server, dialect, model, sampling, prompt, tokenizer)
+    canary = Canary(post, server, dialect, model, sampling, prompt, tokenizer)
     return await canary.run(limit, request_timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
-class _Canary:
+class Canary:
+    """One prompt to one server, and what could be wrong with its answer; `check` asks all of it in order."""
+
     post: Post
     server: str
     dialect: Dialect
@@ -149,8 +151,7 @@ class _Canary:
         if completion.reasoning:
             unwanted = self.sampling.thinking is False
             return [f"{self.server} sends reasoning though sampling.thinking is false"] if unwanted else []
-        unread = [key for key, text in message.items() if key not in KNOWN_FIELDS and isinstance(text, str) and text]
-        if unread:
+        if unread := unread_fields(message):
             where = f"server {self.server} sends text in message.{unread[0]}, which no dialect reads"
             if self.sampling.thinking is not True:
                 return [where]
@@ -229,6 +230,11 @@ class _Canary:
         if timeout_s < least * HEADROOM:
             return [f"worker.request_timeout_s = {timeout_s:g} is near: {counted} when it has nothing else to do"]
         return []
+
+
+def unread_fields(message: Mapping[str, Any]) -> list[str]:
+    """Fields of an answer that hold text and that nobody reads."""
+    return [key for key, text in message.items() if key not in KNOWN_FIELDS and isinstance(text, str) and text]
 
 
 def _context(

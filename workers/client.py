@@ -95,6 +95,11 @@ class Client:
         metrics = await self._get(url, "/metrics")
         return Look(models, metrics.text if metrics.status_code == 200 else "", response.headers)
 
+    async def get(self, url: str, path: str) -> tuple[int, str]:
+        """HTTP status and text of a page that a server may have. Raises Unreachable."""
+        response = await self._get(url, path)
+        return response.status_code, response.text
+
     def set(self, knobs: Worker) -> None:
         """Take over the keys of new settings. Timeouts stay."""
         self._knobs = self._knobs.model_copy(update={name: getattr(knobs, name) for name in ("api_key", "api_keys")})

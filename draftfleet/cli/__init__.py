@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 import draftfleet
 from draftfleet import logs
-from draftfleet.cli import dead, faking, generation, looking, runs, training
+from draftfleet.cli import dead, doctoring, faking, generation, looking, runs, training
 from draftfleet.cli.role import ROLES
 from draftfleet.errors import DraftfleetError, ServerError
 from draftfleet.redaction import redact
@@ -24,6 +24,7 @@ __all__ = ["ROLES", "app", "main"]
 VERBS: dict[str, Callable[..., None]] = {
     "produce": generation.produce,
     "work": generation.work,
+    "doctor": doctoring.doctor,
     "train": training.train,
     "trainer": training.trainer,
     "evaluate": training.evaluate,

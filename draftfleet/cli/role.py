@@ -12,6 +12,7 @@ from draftfleet.errors import DraftfleetError
 ROLES = {
     "produce": "producer.produce:produce",
     "work": "workers.app:work",
+    "doctor": "workers.doctor:doctor",
     "train": "trainer.tasks:enqueue",
     "trainer": "trainer.app:serve",
     "evaluate": "trainer.evaluate:evaluate",
@@ -37,10 +38,18 @@ ROLES = {
 """From verb to module and function. A verb of two words belongs to a group: `draftfleet runs list`."""
 
 
+PARTS = {
+    "open source": "producer.sources:open_source",
+    "reading": "producer.reading:Reading",
+    "pins": "producer.produce:content_of",
+    "unpinned": "producer.produce:UNPINNED",
+}
+"""What one role needs of another. Roles never import each other: the command line hands it over."""
+
+
 def role(verb: str) -> Callable[..., Any]:
-    module, _, function = ROLES[verb].partition(":")
     try:
-        return getattr(importlib.import_module(module), function)
+        return _imported(ROLES[verb])
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in ("draftfleet", "producer", "workers", "trainer"):
             raise
@@ -48,6 +57,15 @@ def role(verb: str) -> Callable[..., Any]:
             f"`draftfleet {verb}` needs the package {error.name}, which is not installed here: "
             "install draftfleet with its extra, `pip install '.[trainer]'`."
         ) from error
+
+
+def part(name: str) -> Any:
+    return _imported(PARTS[name])
+
+
+def _imported(where: str) -> Any:
+    module, _, name = where.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def shows_bars(progress: bool | None) -> bool:
