@@ -27,8 +27,10 @@ Pins = Callable[[Settings], tuple[dict[str, Any], Mapping[str, Any]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Seconds that a look may take: a look at something here, one with answers of servers, one answer of those."""
+    """Seconds that may be taken: by a look, by one that waits for answers of servers, by one of these answers, and by
+    workers that are asked who they are."""
 
+    ping_s: float = 1.5
     look_s: float = 12.0
     canary_s: float = 38.0
     answer_s: float = 20.0

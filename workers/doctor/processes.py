@@ -28,7 +28,6 @@ WORKS = ("work", "join", "up")
 """Verbs whose process takes batches, or has a child that does."""
 
 STAYS = ("trainer", "flower", "produce")
-PING_S = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +125,7 @@ def _fleet(case: Case) -> Iterator[Finding]:
         else:
             yield ok("fleet", text, **values)
     known = {f"worker-{report.pid}@{report.host}" for report in case.workers}
-    answering = _answering(case.settings)
+    answering = _answering(case.settings, case.limits.ping_s)
     if answering is None:
         yield skipped("celery", "this user of Redis may not ask the workers")
         return
@@ -143,12 +142,12 @@ def _fleet(case: Case) -> Iterator[Finding]:
         yield ok("fleet", "no worker is on duty")
 
 
-def _answering(settings: Settings) -> list[str] | None:
+def _answering(settings: Settings, ping_s: float) -> list[str] | None:
     """Names of Celery workers that answer a ping; None where it may not be sent."""
     try:
         app = make_app(settings)
         app.conf.broker_connection_retry = False
-        return sorted(app.control.inspect(timeout=PING_S).ping() or {})
+        return sorted(app.control.inspect(timeout=ping_s).ping() or {})
     except (redis.RedisError, OSError):
         return None
     except Exception as error:

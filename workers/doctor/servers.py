@@ -24,7 +24,8 @@ VERSION_KEYS = ("version", "sglang_version", "build_info")
 SPECULATES = ("vllm:spec_decode_num_drafts", "sglang:spec_accept_length")
 """vLLM shows its counter only where it drafts, SGLang shows 0 where it does not."""
 
-METRICS_FLAGS = {"sglang": "--enable-metrics", "sglang-native": "--enable-metrics", "llamacpp": "--metrics"}
+METRICS_FLAGS = {"sglang": "--enable-metrics", "llamacpp": "--metrics"}
+"""By the owner that a server names for its model."""
 
 
 def look(case: Case) -> Iterator[Finding]:
@@ -187,7 +188,7 @@ def _of_entry(case: Case, seen: Seen) -> Iterator[Finding]:
 
 
 def _of_metrics(seen: Seen) -> Iterator[Finding]:
-    if seen.gauges is None and (flag := METRICS_FLAGS.get(seen.dialect.NAME)):
+    if seen.gauges is None and (flag := METRICS_FLAGS.get(str(seen.entry.get("owned_by")))):
         yield warning(
             "gauges",
             f"{seen.url} shows no gauges: its load is guessed from its answers, and a stall is found late",
