@@ -33,7 +33,7 @@ def doctor(
     thinking: Annotated[Bool, typer.Option(help="Reasoning on or off. Unset: the template decides.")] = None,
     records: Annotated[bool, typer.Option("--show", help="Show the canary's prompts and answers, too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 on a warning, too.")] = False,
+    is_strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 on a warning, too.")] = False,
     progress: Progress = None,
     config: Config = None,
     run: Run = None,
@@ -55,7 +55,7 @@ def doctor(
         first_prompts=first_prompts,
         pins=pins,
         as_json=as_json,
-        strict=strict,
+        strict=is_strict,
         records=records,
         progress=shows_bars(progress),
     )

@@ -22,8 +22,8 @@ def refused(client: redis.Redis) -> list[str]:
         "HSET draftfleet:*": lambda: client.hset(report, "at", "1"),
         "EVAL draftfleet:*": lambda: client.eval(_SCRIPT, 1, report),
         "SCAN": lambda: client.scan(count=1),
+        "BRPOP generate.*": lambda: client.brpop([queue], timeout=0.1),
         "LPUSH generate.*": lambda: client.lpush(queue, ""),
-        "BRPOP generate.*": lambda: client.brpop([queue], timeout=1),
         "RPUSH generate-again.*": lambda: client.rpush(again, ""),
         "SADD _kombu.*": lambda: client.sadd(binding, ""),
         "HSET unacked*": lambda: client.hset(held, "at", "1"),
@@ -33,6 +33,8 @@ def refused(client: redis.Redis) -> list[str]:
     found: list[str] = []
     try:
         for command, trial in trials.items():
+            if "PUSH" in command and "BRPOP generate.*" in found:
+                continue  # who may take nothing out of a queue leaves in it what it put there
             try:
                 trial()
             except NoPermissionError:

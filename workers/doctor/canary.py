@@ -206,15 +206,8 @@ def _judged(one: _OfServer) -> Iterator[Finding]:
             found = of_error("answers", error, fix, level)
         else:
             found = Finding(level, "answers", f"a prompt cannot be rendered: {error!r}", "look at the row; `--show`")
-        said = _quoted(error)
-        yield replace(found, found=f"{one.seen.url}, {count}: {found.found}{said}", values={"server": one.seen.url})
+        yield replace(found, found=f"{one.seen.url}, {count}: {found.found}", values={"server": one.seen.url})
     yield from one.findings
-
-
-def _quoted(error: Exception | None) -> str:
-    """What the server said, where it is about the request and not about its text."""
-    body = getattr(error, "body", "")
-    return f": {body[:200]}" if body and "tool" in body else ""
 
 
 def _in_short(case: Case) -> Iterator[Finding]:

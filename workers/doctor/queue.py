@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import redis
 
@@ -69,8 +70,8 @@ def _away(case: Case, error: QueueError) -> Finding:
 
 
 def _open_to_all(case: Case) -> Iterator[Finding]:
-    url = connection.address(case.settings)
-    if "@" not in url and url.partition("://")[2].partition(":")[0].strip("[]") not in LOOPBACK:
+    url = urlsplit(connection.address(case.settings))
+    if not url.password and url.hostname not in LOOPBACK:
         yield warning(
             "password",
             "it lets everybody in who reaches its port: no password is set",
