@@ -21,7 +21,9 @@ from draftfleet.names import Split
 SCHEMA_VERSION = 1
 """Raised when a reader of the old form could misread the new one. Stands in messages, prompt shards and samples."""
 
-Outcome = Literal["ok", "truncated", "failed"]
+Outcome = Literal["ok", "truncated", "failed", "unfinished"]
+"""`unfinished`: a conversation that goes on, with the turns that it has. It stands in partials, and in no shard."""
+
 IdsSource = Literal["engine", "retokenized", "none"]
 
 Conversation = list[dict[str, Any]]

@@ -197,7 +197,7 @@ class Run:
         return self._parsed(self._prompts(batch), lambda raw: index.prompt_entry(batch, raw))
 
     def outcomes(self, batch: str) -> dict[str, Counts]:
-        """What became of each row of a shard, without its texts and ids. Raises FileNotFoundError or CorruptFile."""
+        """What became of each row of a shard. Raises FileNotFoundError or CorruptFile."""
         return self._sampled(batch, shards.outcomes_in)
 
     def set_aside(self, batch: str) -> None:

@@ -60,13 +60,14 @@ class Source(Protocol):
 
 def open_source(knobs: settings.Producer) -> Source:
     """Raises DataError, saying what is there instead, if it is no file and no data set."""
+    assert isinstance(knobs.data, str)
     path = Path(knobs.data).expanduser()
     if path.is_dir():
-        return DataSet(str(path.absolute()), knobs.data_split)
+        return DataSet(str(path.absolute()), knobs.split or "train")
     if not path.exists():
         if _looks_like_path(knobs.data):
             raise DataError(_missing(path))
-        return DataSet(knobs.data, knobs.data_split)
+        return DataSet(knobs.data, knobs.split or "train")
     if path.name.endswith(".parquet"):
         return Parquet(path)
     if path.name.endswith(SUFFIXES):
@@ -171,7 +172,7 @@ class DataSet:
             raise DataError(
                 f"producer.data = {name}, split {split}: neither a file{near} nor a data set that could be opened: "
                 f"{error}. Name a {', '.join(SUFFIXES)} file, a folder, or NAME or NAME:CONFIG of a data set; "
-                "producer.data_split names its split."
+                "producer.split names its split."
             ) from error
         info = self._stream.info
         known = (info.splits or {}).get(split)

@@ -102,7 +102,7 @@ class Clearance:
                 self._fatal(
                     Mismatch(
                         f"server {server.url} refused the {PROMPTS_TRIED} shortest prompts of batch {batch.name}; the "
-                        f"last: {refusal.summary}. Correct the run's sampling.extra_body, or the server. It said",
+                        f"last: {refusal.summary}. Correct the run's [sampling], or the server. It said",
                         body=refusal.body,
                     )
                 )

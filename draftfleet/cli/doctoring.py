@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from draftfleet.cli.role import part, role, shows_bars
+from draftfleet.cli.role import role, shows_bars
 from draftfleet.errors import SettingsError
 from draftfleet.flags import Bool, Config, Int, Model, Progress, Run, Servers, Set, Storage, Target, Text, read
 
@@ -64,9 +64,9 @@ def doctor(
 
 def first_prompts(settings: Settings, count: int) -> list[Prompt]:
     """As the producer would read them."""
-    return list(islice(part("reading")(part("open source")(settings.producer), settings.producer), count))
+    return list(islice(role("reading")(role("open source")(settings.producer), settings.producer), count))
 
 
 def pins(settings: Settings) -> tuple[dict[str, Any], Mapping[str, Any]]:
     """What a run made with these settings would pin, and what holds for knobs that an older run does not name."""
-    return part("pins")(settings), part("unpinned")
+    return role("pins")(settings), cast(Any, role("unpinned"))

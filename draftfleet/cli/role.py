@@ -44,12 +44,13 @@ PARTS = {
     "pins": "producer.produce:content_of",
     "unpinned": "producer.produce:UNPINNED",
 }
-"""What one role needs of another. Roles never import each other: the command line hands it over."""
+"""What a role has for another verb than its own: no verbs."""
 
 
 def role(verb: str) -> Callable[..., Any]:
+    module, _, function = (ROLES | PARTS)[verb].partition(":")
     try:
-        return _imported(ROLES[verb])
+        return getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in ("draftfleet", "producer", "workers", "trainer"):
             raise
@@ -57,15 +58,6 @@ def role(verb: str) -> Callable[..., Any]:
             f"`draftfleet {verb}` needs the package {error.name}, which is not installed here: "
             "install draftfleet with its extra, `pip install '.[trainer]'`."
         ) from error
-
-
-def part(name: str) -> Any:
-    return _imported(PARTS[name])
-
-
-def _imported(where: str) -> Any:
-    module, _, name = where.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def shows_bars(progress: bool | None) -> bool:

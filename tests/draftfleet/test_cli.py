@@ -266,7 +266,7 @@ ARGUMENT = {"dead show": ["b05c"], "dead export": ["x.jsonl"], "runs delete": ["
 FLAGS_OF: dict[str, tuple[str, dict[str, Any]]] = {
     "produce": (
         "D --model m --target t --storage s --run r --column c --split-column sc --heldout 0.5 --batch-size 3 "
-        "--limit 4 --strict --max-tokens 5 --temperature 0 --no-thinking --priority high --token-budget 6",
+        "--limit 4 --strict --max-tokens 5 --temperature 0 --no-thinking --priority high --token-budget 6 --samples 3",
         {
             "target.model": "m",
             "target.path": "t",
@@ -284,6 +284,7 @@ FLAGS_OF: dict[str, tuple[str, dict[str, Any]]] = {
             "sampling.max_tokens": 5,
             "sampling.temperature": 0,
             "sampling.thinking": False,
+            "sampling.n": 3,
         },
     ),
     "work": (

@@ -308,6 +308,28 @@ def test_servers_that_differ_and_adapters_are_warned_of(sound: Sound, stub: Call
     assert "adapter of base" in the(findings, "servers", "model").found
 
 
+def test_ollama_is_refused_with_the_reason_unless_it_is_named(sound: Sound) -> None:
+    with FakeServer(shape="ollama", model="tiny", tokenizer=str(TARGET)) as ollama:
+        refused = found(sound(worker__servers=[ollama.url]))
+        forced = found(sound(worker__servers=[ollama.url], worker__dialect="ollama"))
+
+    assert "cuts a prompt that is over its context" in the(refused, "servers", "dialect").found
+    assert "Serve the model with vLLM" in the(refused, "servers", "dialect").fix
+    assert ("servers", "dialect") not in faults(forced)
+
+
+def test_rows_that_think_and_rows_that_do_not_are_looked_at_apart(sound: Sound, server: FakeServer) -> None:
+    settings = sound(sampling__thinking_share=0.5, producer__data="questions")
+    case = Case(settings=settings, limits=QUICK, first_prompts=questions)
+
+    findings = examine(case)
+
+    assert at(findings, "canary", "reasoning") == []
+    assert 0 < the(findings, "canary", "answers").values["with_reasoning"] < 8
+    server.fault("no_reasoning")
+    assert the(found(settings, first_prompts=questions), "canary", "reasoning").level == "fault"
+
+
 def test_servers_of_a_dialect_without_ids_are_compared_by_counts(sound: Sound) -> None:
     with FakeServer(shape="transformers", model="tiny", tokenizer=str(TARGET)) as counting:
         findings = found(sound(worker__servers=[counting.url]))

@@ -73,7 +73,7 @@ async def _ask_server(case: Case, client: Client, seen: Seen, prompts: Sequence[
 
 def canary_of(case: Case, client: Client, seen: Seen, prompt: Prompt, max_tokens: int | None = None) -> Canary:
     """As the worker has it; with `max_tokens`, answers are no longer than that."""
-    sampling = case.sampling
+    sampling = case.sampling_for(prompt)
     if max_tokens is not None:
         sampling = sampling.model_copy(update={"max_tokens": min(max_tokens, sampling.max_tokens)})
     return Canary(
@@ -95,7 +95,7 @@ async def _ask(case: Case, client: Client, seen: Seen, prompt: Prompt, max_token
         return replace(asked, seconds=time.monotonic() - begun, error=error)
     ids, source = completion.token_ids, "engine"
     if ids is None and case.tokenizer is not None:
-        ids, source = text_ids.retokenized(case.tokenizer, prompt, case.sampling, completion), "retokenized"
+        ids, source = text_ids.retokenized(case.tokenizer, prompt, one.sampling, completion), "retokenized"
     return replace(
         asked,
         seconds=seconds,
@@ -113,28 +113,33 @@ def _message(body: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _checked(case: Case, client: Client, seen: Seen, answers: Sequence[Asked]) -> list[Finding]:
-    """What the worker's canary would stop at, or warn of."""
+    """What the worker's canary would stop at, or warn of. Rows that think and rows that do not are two things."""
     answered = [asked for asked in answers if asked.completion is not None]
     if not answered:
         return []
-    found: list[Finding] = []
-    thought = [asked for asked in answered if asked.completion and asked.completion.reasoning]
-    first = (thought or answered)[0]
-    tokens = max(LEAST_TOKENS, first.max_tokens)
+    found = list(_unread(seen, answered))
+    kinds: dict[bool | None, list[Asked]] = {}
+    for asked in answered:
+        kinds.setdefault(case.sampling_for(asked.prompt).thinking, []).append(asked)
+    if not found:
+        checks = [_reasoning_checked(case, client, seen, kind) for kind in kinds.values()]
+        found = [finding for findings in await asyncio.gather(*checks) for finding in findings]
+    return found + _ids_checked(case, client, seen, answered)
+
+
+async def _reasoning_checked(case: Case, client: Client, seen: Seen, answered: Sequence[Asked]) -> list[Finding]:
+    """Of one answer, one with a thought where there is any."""
+    first = next((asked for asked in answered if asked.completion and asked.completion.reasoning), answered[0])
     assert first.completion is not None
+    one = canary_of(case, client, seen, first.prompt, max(LEAST_TOKENS, first.max_tokens))
     try:
         async with asyncio.timeout(case.limits.answer_s / 2):
-            warnings = await canary_of(case, client, seen, first.prompt, tokens).check_reasoning(
-                first.completion, first.message
-            )
-        found += [_warned("reasoning", text, seen) for text in warnings if not canary.unread_fields(first.message)]
+            warnings = await one.check_reasoning(first.completion, first.message)
     except TimeoutError:
-        found.append(skipped("reasoning", f"{seen.url} took too long over the question whether it thinks"))
+        return [skipped("reasoning", f"{seen.url} took too long over the question whether it thinks")]
     except DraftfleetError as error:
-        found.append(of_error("reasoning", error))
-    if not any(one.check == "reasoning" and one.level == "fault" for one in found):
-        found += _unread(seen, answered)
-    return found + _ids_checked(case, client, seen, answered)
+        return [of_error("reasoning", error)]
+    return [_warned("reasoning", text, seen) for text in warnings]
 
 
 def _unread(seen: Seen, answered: Sequence[Asked]) -> Iterator[Finding]:
@@ -218,7 +223,9 @@ def _in_short(case: Case) -> Iterator[Finding]:
     reasoning = Counter(one.reasoning_source for one in completions if one.reasoning)
     matching = sum(len(asked.ids) == asked.completion.completion_tokens for asked in answered if asked.completion)
     cut = sum(one.outcome == "truncated" for one in completions)
-    cut_by_run = sum(asked.is_cut_by_us and asked.max_tokens >= case.sampling.max_tokens for asked in answered)
+    cut_by_run = sum(
+        asked.is_cut_by_us and asked.max_tokens >= case.sampling_for(asked.prompt).max_tokens for asked in answered
+    )
     tokens = sum(max(one.completion_tokens, 0) for one in completions)
     rate = tokens / max(sum(asked.seconds for asked in answered), 1e-6)
     where = ", ".join(f"{count} in {source}" for source, count in reasoning.items()) or "none"
@@ -241,6 +248,6 @@ def _in_short(case: Case) -> Iterator[Finding]:
     if cut_by_run * 2 > len(answered):
         yield warning(
             "truncated",
-            f"{cut_by_run} of {len(answered)} answers were cut at sampling.max_tokens = {case.sampling.max_tokens}",
-            f"`--max-tokens {4 * case.sampling.max_tokens}` in a new run",
+            f"{cut_by_run} of {len(answered)} answers were cut at sampling.max_tokens = {case.max_tokens}",
+            f"`--max-tokens {4 * case.max_tokens}` in a new run",
         )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from draftfleet import drawing
 from draftfleet.live import WorkerReport
 from draftfleet.records import Prompt
 from draftfleet.runs import Run
@@ -103,6 +104,15 @@ class Case:
     def sampling(self) -> Sampling:
         """The run's own. A worker's settings have no say in it."""
         return self.content.sampling if self.content is not None else self.settings.sampling
+
+    def sampling_for(self, prompt: Prompt) -> Sampling:
+        """What its row draws where the run asks in several ways."""
+        return drawing.drawn(self.sampling, prompt.row_key)[0]
+
+    @property
+    def max_tokens(self) -> int:
+        """Of the longest answer that any row may give."""
+        return max(one.max_tokens for one in drawing.to_try(self.sampling))
 
     @property
     def ready(self) -> list[Seen]:

@@ -46,7 +46,7 @@ def of(case: Case) -> Estimate | None:
         assert asked.completion is not None
         prompt_tokens += max(asked.completion.prompt_tokens, 0)
         low += asked.completion.completion_tokens
-        high += case.sampling.max_tokens if asked.is_cut_by_us else asked.completion.completion_tokens
+        high += case.max_tokens if asked.is_cut_by_us else asked.completion.completion_tokens
     sizes = [
         int(samples * (BYTES_EACH + BYTES_PER_TOKEN * (prompt_tokens + tokens) / len(answers)))
         for tokens in (low, high)
@@ -62,11 +62,11 @@ def num_samples(case: Case) -> int | None:
         batches = len(case.run.batches())
         return round(total * (1 - len(case.run.done()) / batches)) if batches else total
     knobs = case.settings.producer
-    rows = _rows_in(knobs.data)
-    if rows is None:
+    counts = [_rows_in(path) for path in ([knobs.data] if isinstance(knobs.data, str) else knobs.data)]
+    if knobs.sources or not counts or any(count is None for count in counts):
         return None
-    rows = rows if knobs.limit is None else min(rows, knobs.limit)
-    return rows * int(getattr(case.sampling, "n", 1) or 1)
+    rows = min([sum(count or 0 for count in counts), *(most for most in (knobs.limit, knobs.sample) if most)])
+    return rows * case.sampling.n
 
 
 def num_batches(case: Case) -> int | None:

@@ -14,7 +14,8 @@ Level = Literal["fault", "warning", "ok", "skipped"]
 WORST_FIRST: tuple[Level, ...] = ("fault", "warning", "skipped", "ok")
 
 _VERBS = (
-    "start|set|name|use|update|correct|compare|write|put|make|mend|restore|point|run|give|begin|leave|wait|choose|allow"
+    "serve|start|set|name|use|update|correct|compare|write|put|make|mend|restore|point|run|give|begin|leave|wait|choose"
+    "|allow"
 )
 _ADVICE = re.compile(rf"[.:;] (?=(?:{_VERBS})\b)", re.I)
 """Errors of the house say what happened, then what to do."""

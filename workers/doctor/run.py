@@ -58,7 +58,8 @@ def _prompts(case: Case) -> Iterator[Finding]:
     knobs = case.settings.producer
     if not case.prompts and case.first_prompts is not None and _names_data(case):
         try:
-            case.prompts, case.prompts_from = case.first_prompts(case.settings, PROMPTS), knobs.data or "producer"
+            case.prompts = case.first_prompts(case.settings, PROMPTS)
+            case.prompts_from = knobs.data if isinstance(knobs.data, str) and knobs.data else "[producer]"
         except DraftfleetError as error:
             yield of_error("data", error)
             return
@@ -76,7 +77,7 @@ def _prompts(case: Case) -> Iterator[Finding]:
 
 def _names_data(case: Case) -> bool:
     knobs = case.settings.producer
-    return bool(knobs.data or getattr(knobs, "sources", None))
+    return bool(knobs.data or knobs.preset or knobs.sources)
 
 
 def _of_shards(run: Run) -> list[Prompt]:

@@ -12,9 +12,9 @@ from draftfleet.settings import Worker
 from workers import dialects, gauges
 from workers.addresses import Address, expand
 from workers.client import Client, Look, Unreachable
-from workers.dialects.openai import model_entries
+from workers.dialects.openai import context_tokens, model_entries
 from workers.doctor.case import Case, Seen
-from workers.doctor.findings import Finding, fault, of_error, ok, skipped, warning
+from workers.doctor.findings import Finding, fault, of_error, ok, skipped, told_apart, warning
 
 VERSIONS = ("/version", "/get_server_info", "/props")
 """Pages that say it: vLLM, SGLang, llama.cpp."""
@@ -63,7 +63,7 @@ async def _look_at_all(addresses: list[Address], knobs: Worker, limit_s: float) 
 async def _look_at(client: Client, url: str, limit_s: float) -> _Answer | Unreachable:
     try:
         async with asyncio.timeout(limit_s):
-            seen = await client.look(url)
+            seen = await client.look(url, is_new=True)
             return _Answer(seen, await _version(client, url))
     except Unreachable as error:
         return error
@@ -128,7 +128,6 @@ def _seen(case: Case, url: str, answer: _Answer, model: str) -> Iterator[Finding
             server=url,
             served=served,
         )
-    context = entry.get("max_model_len")
     seen = Seen(
         url=url,
         dialect=dialect,
@@ -138,7 +137,7 @@ def _seen(case: Case, url: str, answer: _Answer, model: str) -> Iterator[Finding
         gauges=gauges.read(look.metrics),
         version=version,
         models=look.models,
-        context_tokens=context if isinstance(context, int) else None,
+        context_tokens=context_tokens(entry),
     )
     yield from _of_entry(case, seen)
     yield from _of_metrics(seen)
@@ -149,8 +148,11 @@ def _seen(case: Case, url: str, answer: _Answer, model: str) -> Iterator[Finding
 
 def _dialect(case: Case, url: str, look: Look) -> Iterator[Finding]:
     named = case.settings.worker.dialect
-    found = dialects.detect(look.models, look.metrics, look.headers) or "openai"
-    if named not in ("auto", found):
+    found = dialects.detect(look.models, look.metrics, look.headers, look.greeting) or "openai"
+    if found in dialects.UNSUITABLE and named != found:
+        text, fix = told_apart(dialects.UNSUITABLE[found])
+        yield fault("dialect", f"{url} is left out: {text}", fix, server=url)
+    elif named not in ("auto", found):
         yield warning(
             "dialect",
             f"{url} speaks like {found}, and worker.dialect = {named}",
@@ -161,7 +163,7 @@ def _dialect(case: Case, url: str, look: Look) -> Iterator[Finding]:
 
 
 def _of_entry(case: Case, seen: Seen) -> Iterator[Finding]:
-    wanted = case.settings.sampling.max_tokens
+    wanted = case.max_tokens
     if seen.context_tokens is not None and wanted >= seen.context_tokens:
         yield fault(
             "context",

@@ -59,7 +59,7 @@ def _servers(case: Case) -> Iterator[Finding]:
 
 
 def _context(case: Case) -> Iterator[Finding]:
-    target, wanted = case.settings.target, case.settings.sampling.max_tokens
+    target, wanted = case.settings.target, case.max_tokens
     limit = target.context_tokens or (tokens.context_tokens(target.path) if target.path else None)
     if limit is None:
         return

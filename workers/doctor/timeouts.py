@@ -31,7 +31,7 @@ def _paces(measured: Sequence[Asked]) -> dict[str, list[float]]:
 
 def _requests(case: Case, server: str, paces: Sequence[float]) -> Finding:
     """The fastest pace decides what is impossible, the usual one what is near."""
-    timeout_s, wanted = case.settings.worker.request_timeout_s, case.sampling.max_tokens
+    timeout_s, wanted = case.settings.worker.request_timeout_s, case.max_tokens
     least_s, usual_s = min(paces) * wanted, statistics.median(paces) * wanted
     counted = f"{wanted} tokens at {min(paces):.3g} s each take {least_s:.3g} s at {server}"
     values = {"server": server, "timeout_s": timeout_s, "least_s": least_s, "usual_s": usual_s}

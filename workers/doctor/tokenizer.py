@@ -126,7 +126,7 @@ async def _pair(case: Case, client: Client, seen: Seen, name: str, prompt: Promp
     one = canary_of(case, client, seen, prompt, 1)
     assert one.tokenizer is not None
     try:
-        ours = text_ids.prompt_ids(one.tokenizer, prompt, case.sampling)
+        ours = text_ids.prompt_ids(one.tokenizer, prompt, one.sampling)
     except UNRENDERABLE as error:
         return f"the template of target.path does not render it ({type(error).__name__})"
     try:
