@@ -80,7 +80,7 @@ async def check(
     tried = drawing.to_try(sampling)
     for one in tried:
         limit = _context(server, models, model, one, context_tokens)
-        report = await _Canary(post, server, dialect, model, one, prompt, tokenizer).run(limit, request_timeout_s)
+        report = await Canary(post, server, dialect, model, one, prompt, tokenizer).run(limit, request_timeout_s)
         reports.append(report if len(tried) == 1 else replace(report, warnings=_with_way(report.warnings, one)))
     return replace(
         reports[0],
@@ -90,7 +90,9 @@ async def check(
 
 
 @dataclass(frozen=True, slots=True)
-class _Canary:
+class Canary:
+    """One prompt to one server, and what could be wrong with its answer; `check` asks all of it in order."""
+
     post: Post
     server: str
     dialect: Dialect
@@ -162,8 +164,7 @@ class _Canary:
         if completion.reasoning:
             unwanted = self.sampling.thinking is False
             return [f"{self.server} sends reasoning though sampling.thinking is false"] if unwanted else []
-        unread = [key for key, text in message.items() if key not in KNOWN_FIELDS and isinstance(text, str) and text]
-        if unread:
+        if unread := unread_fields(message):
             where = f"server {self.server} sends text in message.{unread[0]}, which no dialect reads"
             if self.sampling.thinking is not True:
                 return [where]
@@ -243,6 +244,11 @@ class _Canary:
         if timeout_s < least * HEADROOM:
             return [f"worker.request_timeout_s = {timeout_s:g} is near: {counted} when it has nothing else to do"]
         return []
+
+
+def unread_fields(message: Mapping[str, Any]) -> list[str]:
+    """Fields of an answer that hold text and that nobody reads."""
+    return [key for key, text in message.items() if key not in KNOWN_FIELDS and isinstance(text, str) and text]
 
 
 def _context(

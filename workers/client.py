@@ -99,6 +99,11 @@ class Client:
         greeting = (await self._get(url, "/")).text if is_new else ""
         return Look(models, "", response.headers, greeting)
 
+    async def get(self, url: str, path: str) -> tuple[int, str]:
+        """HTTP status and text of a page that a server may have. Raises Unreachable."""
+        response = await self._get(url, path)
+        return response.status_code, response.text
+
     def set(self, knobs: Worker) -> None:
         """Take over the keys of new settings. Timeouts stay."""
         self._knobs = self._knobs.model_copy(update={name: getattr(knobs, name) for name in ("api_key", "api_keys")})

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 import draftfleet
 from draftfleet import logs
-from draftfleet.cli import dead, exporting, faking, generation, importing, looking, runs, training
+from draftfleet.cli import dead, doctoring, exporting, faking, generation, importing, looking, runs, training
 from draftfleet.cli.role import ROLES
 from draftfleet.errors import DraftfleetError, ServerError
 from draftfleet.redaction import redact
@@ -26,6 +26,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "import-data": importing.import_data,
     "presets": looking.presets,
     "work": generation.work,
+    "doctor": doctoring.doctor,
     "train": training.train,
     "trainer": training.trainer,
     "evaluate": training.evaluate,

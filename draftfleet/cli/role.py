@@ -14,6 +14,7 @@ ROLES = {
     "import-data": "producer.import_data.importing:import_data",
     "presets": "producer.presets:show",
     "work": "workers.app:work",
+    "doctor": "workers.doctor:doctor",
     "train": "trainer.tasks:enqueue",
     "trainer": "trainer.app:serve",
     "evaluate": "trainer.evaluate:evaluate",
@@ -42,8 +43,10 @@ ROLES = {
 PARTS = {
     "dry run": "producer.preview.dry_run:show",
     "prompts": "producer.preview:first_prompts",
+    "pins": "producer.produce:content_of",
+    "unpinned": "producer.produce:UNPINNED",
 }
-"""What a role does for another verb than its own: no verbs."""
+"""What a role has for another verb than its own: no verbs."""
 
 
 def role(verb: str) -> Callable[..., Any]:
