@@ -13,7 +13,7 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
@@ -43,6 +43,7 @@ from producer.progress import watched
 from producer.reading import Reading
 from producer.report import Report, report_of, totals
 from producer.sources import Source, open_source
+from producer.sources.script import Script
 from producer.unchanged import earlier_report, fingerprint, passes_of, with_pass
 
 log = logging.getLogger(__name__)
@@ -51,8 +52,10 @@ PINNED = ("batch_size", "heldout", "split_column", "turns")
 """Knobs of `producer` that decide what is asked, or what a batch holds."""
 
 
-def produce(settings: Settings, *, progress: bool) -> Report:
+def produce(settings: Settings, *, progress: bool, rows: Iterable[object] | None = None) -> Report:
     """Add what is new in `producer.data`, or in all `producer.sources`, to the run, and seal it.
+
+    `rows` are read in their place, where they are given: `producer.data` is then only their name.
 
     The first batches are in the queue before the data set has been read to its end. After a crash, run it again: no
     prompt is lost or doubled. Raises SettingsError, DataError, RunConflict, RunBusy, StorageError or QueueError.
@@ -60,7 +63,7 @@ def produce(settings: Settings, *, progress: bool) -> Report:
     _check(settings)
     _warn_of_equal_samples(settings.sampling)
     count_tokens = token_counter(settings)
-    source = open_source(settings.producer)
+    source = open_source(settings.producer) if rows is None else Script(rows, str(settings.producer.data))
     reading = Reading(source, settings.producer, count_tokens)
     shared = open_storage(settings.storage)
     probe(shared)
@@ -189,6 +192,11 @@ def content_of(settings: Settings) -> dict[str, Any]:
 def _pins(sampling: sections.Sampling, knobs: sections.Producer) -> dict[str, Any]:
     asked = {f"sampling.{key}": value for key, value in sampling.model_dump(mode="json").items()}
     return asked | {f"producer.{key}": getattr(knobs, key) for key in PINNED}
+
+
+def pins(settings: Settings) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """What a run made with these settings would pin, and what holds for knobs that an older run does not name."""
+    return content_of(settings), UNPINNED
 
 
 UNPINNED = _pins(sections.Sampling(), sections.Producer())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,8 +12,6 @@ from draftfleet.errors import SettingsError
 from draftfleet.flags import Bool, Config, Int, Model, Progress, Run, Servers, Set, Storage, Target, Text, read
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from draftfleet.settings import Settings
 
 
@@ -51,15 +49,10 @@ def doctor(
         settings,
         file=str(file) if (file := config or Path("draftfleet.toml")).is_file() else "",
         first_prompts=role("prompts"),
-        pins=pins,
+        pins=role("pins"),
         as_json=as_json,
         strict=is_strict,
         records=records,
         progress=shows_bars(progress),
     )
     raise typer.Exit(found)
-
-
-def pins(settings: Settings) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    """What a run made with these settings would pin, and what holds for knobs that an older run does not name."""
-    return role("pins")(settings), cast(Any, role("unpinned"))

@@ -12,7 +12,7 @@ from workers.doctor.case import Asked, Case, FirstPrompts, Limits, Pins
 from workers.doctor.examination import SUBJECTS, examine
 from workers.doctor.findings import Finding, Level, skipped, told_apart
 
-__all__ = ["Asked", "Case", "Finding", "Level", "Limits", "doctor", "examine", "exit_code"]
+__all__ = ["Asked", "Case", "Finding", "Level", "Limits", "doctor", "examine", "exit_code", "findings"]
 
 
 def doctor(
@@ -32,17 +32,22 @@ def doctor(
     """
     begun = time.monotonic()
     if isinstance(settings, SettingsError):
-        case, findings = Case(settings=Settings.model_construct(run="?")), unreadable(settings)
+        case, found = Case(settings=Settings.model_construct(run="?")), unreadable(settings)
     else:
         case = Case(settings=settings, file=file, first_prompts=first_prompts, pins=pins)
         with report.progress(enabled=progress) as on_change:
-            findings = examine(case, on_change)
-    seconds, code = time.monotonic() - begun, exit_code(findings, strict=strict)
+            found = examine(case, on_change)
+    seconds, code = time.monotonic() - begun, exit_code(found, strict=strict)
     if as_json:
-        print(report.as_json(case, findings, seconds=seconds, exit_code=code))
+        print(report.as_json(case, found, seconds=seconds, exit_code=code))
     else:
-        report.show(case, findings, seconds=seconds, records=records)
+        report.show(case, found, seconds=seconds, records=records)
     return code
+
+
+def findings(settings: Settings, *, first_prompts: FirstPrompts, pins: Pins) -> list[Finding]:
+    """Look at everything and print nothing."""
+    return examine(Case(settings=settings, first_prompts=first_prompts, pins=pins))
 
 
 def exit_code(findings: Sequence[Finding], *, strict: bool = False) -> int:
