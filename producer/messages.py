@@ -33,7 +33,6 @@ ROLES = {
     "observation": "tool",
 }
 
-_REASONING = ("reasoning_content", "reasoning", "thinking")
 _MEDIA_PART = re.compile("image|video|audio|file")
 _PLACE_OF_MEDIA = re.compile(r"<(image|video|audio)>")
 _LINE_OF_MEDIA = re.compile(r"^<(image|video|audio)>\s*$", re.MULTILINE)
@@ -66,10 +65,12 @@ def tool_definitions(value: object) -> list[dict[str, Any]] | None:
 
 def refuse_media(row: Row, messages: Conversation) -> None:
     """Raises Rejected where the row holds an image, a video or a sound beside its messages."""
-    for column, media in MEDIA_COLUMNS.items():
-        if row.get(column):
-            raise Rejected(media, f"{column} is not empty; only text can be asked")
-    mark = _PLACE_OF_MEDIA if any(column in row for column in MEDIA_COLUMNS) else _LINE_OF_MEDIA
+    mark = _LINE_OF_MEDIA
+    if not MEDIA_COLUMNS.keys().isdisjoint(row):
+        mark = _PLACE_OF_MEDIA
+        for column, media in MEDIA_COLUMNS.items():
+            if row.get(column):
+                raise Rejected(media, f"{column} is not empty; only text can be asked")
     for number, message in enumerate(messages, 1):
         content = message["content"]
         if isinstance(content, str) and "<" in content and (found := mark.search(content)):
@@ -108,9 +109,9 @@ def _message(value: object, number: int) -> dict[str, Any]:
     if known is None:
         raise Rejected("unknown role", f"message {number} is by {short(role)}; known are {', '.join(ROLES)}")
     message: dict[str, Any] = {"role": known, "content": _content(given.get("content", given.get("value")), number)}
-    if reasoning := next((given[key] for key in _REASONING if given.get(key)), None):
+    if reasoning := given.get("reasoning_content") or given.get("reasoning") or given.get("thinking"):
         message["reasoning_content"] = _string(reasoning, f"the reasoning of message {number}")
-    if calls := _objects(given.get("tool_calls"), f"tool_calls of message {number}"):
+    if "tool_calls" in given and (calls := _objects(given.get("tool_calls"), f"tool_calls of message {number}")):
         message["tool_calls"] = [_call(_as_function(call)) for call in calls]
     for key in ("tool_call_id", "name"):
         if key in given:
@@ -121,8 +122,9 @@ def _message(value: object, number: int) -> dict[str, Any]:
 def refuse_missing_content(messages: Conversation) -> None:
     """Of an assistant's turn nothing is missing where it calls a tool, or where it ended inside its thought."""
     for number, message in enumerate(messages, 1):
-        is_whole = message["role"] == "assistant" and (message.get("tool_calls") or message.get("reasoning_content"))
-        if message["content"] is None and not is_whole:
+        if message["content"] is not None:
+            continue
+        if message["role"] != "assistant" or not (message.get("tool_calls") or message.get("reasoning_content")):
             raise Malformed(f"message {number} ({message['role']}) has no content, and no value")
 
 

@@ -193,7 +193,9 @@ def _given_split(row: Row, rules: Rules) -> Split | None:
 
 def _with_beside(messages: Conversation, row: Row, column: str) -> Conversation:
     """An instruction with what it is about: the text of the column beside it, below its own."""
-    beside = next((row[name] for name in BESIDE.get(column, ()) if row.get(name)), None)
+    if column not in BESIDE:
+        return messages
+    beside = next((row[name] for name in BESIDE[column] if row.get(name)), None)
     if not isinstance(row[column], str) or not isinstance(beside, str) or not beside.strip():
         return messages
     return [{"role": "user", "content": f"{row[column]}\n\n{beside}"}]
@@ -201,7 +203,7 @@ def _with_beside(messages: Conversation, row: Row, column: str) -> Conversation:
 
 def _with_system(messages: Conversation, row: Row) -> Conversation:
     """The `system` column comes first, unless the conversation begins with a system turn of its own."""
-    name = next((name for name in SYSTEM if row.get(name) is not None), SYSTEM[0])
+    name = "system" if row.get("system") is not None else "system_prompt"
     system = row.get(name)
     if system is not None and not isinstance(system, str):
         raise Malformed(f"{name} is {kind(system)}, not a text")
@@ -221,11 +223,9 @@ def _askable(source: Conversation) -> Conversation:
         raise Rejected("no user turn", f"of {len(source)} messages none is a user's before the answer")
     if any(not turn["content"] or not text_of(turn["content"]).strip() for turn in turns):
         raise Rejected("empty prompt", "a user turn holds no text")
-    return [_without_null_content(message) for message in asked]
+    return [message if message["content"] is not None else _without_null_content(message) for message in asked]
 
 
 def _without_null_content(message: dict[str, Any]) -> dict[str, Any]:
     """A turn that ended inside its thought has said nothing. Beside a tool call null is what the API wants."""
-    if message["content"] is not None or message.get("tool_calls"):
-        return message
-    return message | {"content": ""}
+    return message if message.get("tool_calls") else message | {"content": ""}
