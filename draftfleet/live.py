@@ -62,7 +62,10 @@ class RunReport(Part):
 
 
 class WorkerReport(Part):
-    """`waiting`: no server is ready. `paused`: the storage cannot be written. Times are seconds since the epoch."""
+    """`waiting`: no server is ready. `paused`: the storage cannot be written. Times are seconds since the epoch.
+
+    `version` is the product's; empty where an older one reports.
+    """
 
     process: str
     host: str
@@ -71,6 +74,7 @@ class WorkerReport(Part):
     state: WorkerState
     reason: str = ""
     model: str = ""
+    version: str = ""
     servers: list[ServerReport] = Field(default_factory=list[ServerReport])
     batches_held: int = 0
     rows_waiting: int = 0

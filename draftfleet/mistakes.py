@@ -68,6 +68,8 @@ def explain(error: ErrorDetails, fields: Mapping[str, FieldInfo], file: Path) ->
     path = _dotted(error["loc"], fields)
     if error["type"] == "extra_forbidden":
         return unknown(path, str(file) if _is_in(file, error["loc"]) else "settings", fields)
+    if error["type"] == "value_error" and path in _sections(fields):  # ours, on knobs that do not fit together
+        return f"settings: {path}: {error['msg'].removeprefix('Value error, ')}."
     shown = redact(repr(error["input"])) if _is_open(path, error["input"], fields) else "(secret)"
     said = error["msg"].removeprefix("Value error, ")
     is_name = error.get("ctx", {}).get("pattern") == NAME
@@ -79,7 +81,9 @@ def _is_open(path: str, value: object, fields: Mapping[str, FieldInfo]) -> bool:
     path = _NUMBER.sub("[]", path)
     if path in _sections(fields) and path not in fields:
         return isinstance(value, int | float)
-    return any(path == known or path.startswith(f"{known}.") for known in fields if not is_secret(fields[known]))
+    return any(
+        path == known or path.startswith((f"{known}.", f"{known}[")) for known in fields if not is_secret(fields[known])
+    )
 
 
 def _is_in(file: Path, key: tuple[int | str, ...]) -> bool:

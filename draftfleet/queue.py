@@ -10,6 +10,8 @@ from typing import Any, cast
 import redis
 from celery import Celery
 from kombu.exceptions import KombuError
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from draftfleet import connection, control
 from draftfleet.claims import published_key
@@ -51,15 +53,19 @@ def retry_queue(model: str) -> str:
     return f"generate-again.{model}"
 
 
-def connect(settings: Settings) -> redis.Redis:
-    """A client that answered. Raises QueueError, QueueRefused where waiting does not help, or SettingsError."""
+def connect(settings: Settings, *, is_hasty: bool = False) -> redis.Redis:
+    """A client that answered. Raises QueueError, QueueRefused where waiting does not help, or SettingsError.
+
+    One that is hasty waits for 5 seconds at most and tries nothing twice.
+    """
     url = connection.address(settings)
     client = redis.Redis.from_url(
         url,
         decode_responses=True,
-        socket_timeout=30,
+        socket_timeout=5 if is_hasty else 30,
         socket_connect_timeout=5,
         socket_keepalive=True,
+        **({"retry": Retry(NoBackoff(), 0)} if is_hasty else {}),
         **connection.tls(settings) or {},
     )
     try:

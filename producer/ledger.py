@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 
 from draftfleet.names import Split
 from draftfleet.records import Prompt
@@ -51,6 +52,11 @@ class Ledger:
         self.by_source[prompt.source]["already"] += 1
         self.pass_splits["heldout" if known & HELDOUT else "train"] += 1
         return False
+
+    def row_keys(self, samples: int) -> Iterator[str]:
+        """Of every row of the run. All turns of a conversation draw alike, so they stand as its first."""
+        for identity in self._known:
+            yield from (f"{identity:032x}-{number}-0" for number in range(samples))
 
 
 class Overlap:

@@ -64,6 +64,8 @@ class Part:
         self.has_ended = False
         """Read to its end, or to its own limit: not left off because another source had ended."""
         self.first_fault = ""
+        self.examples: dict[str, str] = {}
+        """The first line of each kind of fault: of `malformed`, and of each reason in `rejected`."""
         self._named_in_settings = named
         self._knobs = knobs
         self._allowed = allowed
@@ -120,12 +122,14 @@ class Part:
             return prompt
         except Malformed as fault:
             self.malformed += 1
+            self.examples.setdefault("malformed", f"{_where(line)}: {fault}")
             if self._column_seen or isinstance(line.row, Malformed):
                 self._tell_malformed(line, fault)
             else:
                 self._hold(line, fault)
         except Rejected as fault:
             self.rejected[fault.reason] += 1
+            self.examples.setdefault(fault.reason, f"{_where(line)}: {fault}")
             self._name("line rejected", line, fault)
         return None
 
@@ -153,8 +157,7 @@ class Part:
 
     def _name(self, text: str, line: Line, fault: Exception) -> None:
         source = line.file or self.source.name
-        where = f"{line.file}, line {line.number}" if line.file else f"line {line.number}"
-        self.first_fault = self.first_fault or f"{where}: {fault}"
+        self.first_fault = self.first_fault or f"{_where(line)}: {fault}"
         if isinstance(fault, Filtered):
             return
         self._num_named[text] += 1
@@ -178,3 +181,7 @@ class Part:
             f"{self.source.name}: none of its {self.lines} lines holds a prompt that can be asked. "
             f"The first: {self.first_fault}. docs/data-sets.md shows the accepted shapes."
         )
+
+
+def _where(line: Line) -> str:
+    return f"{line.file}, line {line.number}" if line.file else f"line {line.number}"

@@ -23,7 +23,7 @@ from typing import Any
 import redis
 from tenacity import RetryCallState, retry, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
-from draftfleet import fleet, orders, tokens
+from draftfleet import drawing, fleet, orders, tokens
 from draftfleet import settings as sections
 from draftfleet.errors import QueueError, RunMissing, SettingsError, TargetError
 from draftfleet.logs import event
@@ -58,6 +58,7 @@ def produce(settings: Settings, *, progress: bool) -> Report:
     prompt is lost or doubled. Raises SettingsError, DataError, RunConflict, RunBusy, StorageError or QueueError.
     """
     _check(settings)
+    _warn_of_equal_samples(settings.sampling)
     count_tokens = token_counter(settings)
     source = open_source(settings.producer)
     reading = Reading(source, settings.producer, count_tokens)
@@ -97,7 +98,7 @@ def fill(
     if (report := earlier_report(run, reading.source, known, present)) is not None:
         log.info(event("data set unchanged, not read again", run=run.name, source=report.source))
         return report
-    passes = passes_of(run)
+    passes, sampling = passes_of(run), drawing.asked(run)
     ledger, overlap, id_files = Ledger(), Overlap(), IdFiles(run)
     for held, is_filed in read_held(run, present):
         ledger.hold(held)
@@ -111,7 +112,7 @@ def fill(
         id_files.add(held)
 
     with Writer(run, publish, may_write, note) as writer:
-        batches = Batches(knobs.batch_size, next_numbers(present), writer.put)
+        batches = Batches(knobs.batch_size, next_numbers(present), writer.put, samples=sampling.n)
         for prompt in prompts:
             if ledger.meet(prompt):
                 batches.add(prompt)
@@ -121,6 +122,7 @@ def fill(
         run,
         reading,
         ledger,
+        sampling=sampling,
         num_before=len(present),
         num_written=writer.num_written,
         overlap=overlap.count(),
@@ -141,6 +143,13 @@ def _check(settings: Settings) -> None:
             f"target.path = {path} is not there: name the folder that holds the target's tokenizer.json, or its name "
             "on the hub. On a node without it leave it unset, and name the target with target.model."
         )
+
+
+def _warn_of_equal_samples(sampling: sections.Sampling) -> None:
+    temperatures = {way.drawn.get("temperature", sampling.temperature) for way in drawing.ways(sampling)}
+    if sampling.n > 1 and temperatures == {0}:
+        do = "set sampling.temperature above 0, or sampling.n = 1"
+        log.warning(event("samples of a prompt will be equal", n=sampling.n, temperature=0, do=do))
 
 
 def _open_run(

@@ -53,6 +53,11 @@ class Reading:
             total.update(part.rejected)
         return total
 
+    @property
+    def examples(self) -> dict[str, str]:
+        """The first line of each kind of fault."""
+        return {kind: said for part in reversed(self.parts) for kind, said in part.examples.items()}
+
     def __iter__(self) -> Iterator[Prompt]:
         weights = [one.weight for one in self._sources if one.weight is not None]
         until = self._knobs.until or ("first" if weights else "all")

@@ -8,7 +8,9 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from draftfleet import drawing
 from draftfleet.runs import Run
+from draftfleet.settings import Sampling
 from producer.ledger import Ledger
 from producer.part import Part
 from producer.reading import Reading
@@ -19,10 +21,11 @@ from producer.sources import Source
 class Report:
     """What one pass over a data set met. `lines` = `prompts` + `duplicates` + `malformed` + `rejected`.
 
-    `prompts` are the distinct ones: `new` + `already` (in the run before), and `train` + `heldout`. The `run_` counts
-    and `overlap`, held-out prompts whose normalised text also stands among the train prompts, are of the whole run.
-    With `already_read` nothing was read: an earlier pass has read the same, and its counts are told again. `sources`
-    has the counts of each of a mixture, in the same words.
+    `prompts` are the distinct ones: `new` + `already` (in the run before), and `train` + `heldout`; `samples` are these
+    times sampling.n. The `run_` counts, `overlap` (held-out prompts whose normalised text also stands among the train
+    prompts) and `drawn` (how many rows are asked in which way, where there is a choice) are of the whole run. With
+    `already_read` nothing was read: an earlier pass has read the same, and its counts are told again. `sources` has the
+    counts of each of a mixture, in the same words.
     """
 
     run: str
@@ -31,6 +34,7 @@ class Report:
     already_read: bool = False
     lines: int
     prompts: int
+    samples: int
     new: int
     already: int
     duplicates: int
@@ -41,10 +45,12 @@ class Report:
     heldout: int
     batches: int
     run_prompts: int
+    run_samples: int
     run_train: int
     run_heldout: int
     run_batches: int
     overlap: int
+    drawn: list[dict[str, Any]]
     sources: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     seconds: float
 
@@ -57,14 +63,24 @@ class Report:
 
 
 def report_of(
-    run: Run, reading: Reading, ledger: Ledger, *, num_before: int, num_written: int, overlap: int, seconds: float
+    run: Run,
+    reading: Reading,
+    ledger: Ledger,
+    *,
+    sampling: Sampling,
+    num_before: int,
+    num_written: int,
+    overlap: int,
+    seconds: float,
 ) -> Report:
+    prompts, run_prompts = ledger.new + ledger.already, ledger.run_splits.total()
     return Report(
         run=run.name,
         run_id=run.run_id,
         source=reading.source.name,
         lines=reading.lines,
-        prompts=ledger.new + ledger.already,
+        prompts=prompts,
+        samples=prompts * sampling.n,
         new=ledger.new,
         already=ledger.already,
         duplicates=ledger.duplicates + reading.duplicates,
@@ -74,11 +90,13 @@ def report_of(
         train=ledger.pass_splits["train"],
         heldout=ledger.pass_splits["heldout"],
         batches=num_written,
-        run_prompts=ledger.run_splits.total(),
+        run_prompts=run_prompts,
+        run_samples=run_prompts * sampling.n,
         run_train=ledger.run_splits["train"],
         run_heldout=ledger.run_splits["heldout"],
         run_batches=num_before + num_written,
         overlap=overlap,
+        drawn=drawing.count(sampling, ledger.row_keys(sampling.n)),
         sources=[_source(part, ledger.by_source[part.name]) for part in reading.parts if len(reading.parts) > 1],
         seconds=seconds,
     )
@@ -102,16 +120,18 @@ def _source(part: Part, met: Counter[str]) -> dict[str, Any]:
 
 
 def totals(report: Report, source: Source, passes: dict[str, Any]) -> dict[str, Any]:
-    """sealed.json: `prompts` and its fellows are of the whole run, `last_pass` is the report of this one.
+    """sealed.json: `prompts`, `samples` and their fellows are of the whole run, `last_pass` is the report of this one.
 
     `passes` are the reports of all data sets that can be recognised, by fingerprint.
     """
     return {
         "prompts": report.run_prompts,
+        "samples": report.run_samples,
         "train": report.run_train,
         "heldout": report.run_heldout,
         "batches": report.run_batches,
         "overlap": report.overlap,
+        "drawn": report.drawn,
         "last_pass": asdict(report),
         "last_source": source.provenance,
         "passes": passes,

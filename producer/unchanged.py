@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 import draftfleet
-from draftfleet import settings
+from draftfleet import drawing, settings
 from draftfleet.runs import Run
 from producer.chosen import chosen, counts_tokens
 from producer.report import Report
@@ -59,12 +59,15 @@ def earlier_report(run: Run, source: Source, known: str | None, batches: Sequenc
         already_read=True,
         new=0,
         already=counts["prompts"],
+        samples=counts["prompts"] * drawing.asked(run).n,
         batches=0,
         run_prompts=sealed["prompts"],
+        run_samples=sealed.get("samples", sealed["prompts"]),
         run_train=sealed["train"],
         run_heldout=sealed["heldout"],
         run_batches=sealed["batches"],
         overlap=sealed["overlap"],
+        drawn=sealed.get("drawn", []),
         seconds=time.monotonic() - started,
         **counts | {"sources": sources},
     )

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+import draftfleet
 from draftfleet import live
 from draftfleet.errors import DraftfleetError, ServerError
 from draftfleet.live import GaugesReport, ServerReport, WorkerReport
@@ -41,6 +42,7 @@ class Reporter:
                 state=node.state,
                 reason=reason_of(node.error) or redact(node.guard.reason),
                 model=node.model,
+                version=draftfleet.__version__,
                 servers=[self._server(server) for server in node.servers.present],
                 batches_held=len(node.holdings.all()),
                 rows_waiting=node.pool.num_waiting,

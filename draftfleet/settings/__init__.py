@@ -31,7 +31,7 @@ from pydantic_settings import (
 from draftfleet import mistakes, redaction, secrets
 from draftfleet.errors import SettingsError
 from draftfleet.names import NAME
-from draftfleet.settings.asking import Sampling
+from draftfleet.settings.asking import Sampling, Variant
 from draftfleet.settings.producing import Producer, Rows, Source
 from draftfleet.settings.section import Section, table_of
 from draftfleet.settings.sections import (
@@ -63,6 +63,7 @@ __all__ = [
     "Storage",
     "Target",
     "Trainer",
+    "Variant",
     "Worker",
     "assignment",
     "describe",

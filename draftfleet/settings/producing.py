@@ -100,7 +100,9 @@ class Producer(Rows):
         description="A mixture ends with its first source that ends, or with all. Unset: first where sources have "
         "weights, all where they have none.",
     )
-    batch_size: PositiveInt = Field(default=64, description="Prompts that travel under one reference.")
+    batch_size: PositiveInt = Field(
+        default=64, description="Rows that travel under one reference: prompts, times sampling.n."
+    )
     strict: bool = Field(default=False, description="Stop at the first malformed line instead of counting it.")
     turns: Literal["last", "all"] = Field(
         default="last", description="Which assistant turns of a conversation the target answers anew."

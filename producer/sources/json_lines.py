@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import IO, cast
 
+from pydantic_core import from_json
+
 from producer.shapes import Malformed, Row, kind
 
 
@@ -17,6 +19,15 @@ def read_json_lines(stream: IO[bytes]) -> Iterator[tuple[int, Row | Malformed]]:
 
 
 def _parse(line: bytes, *, first: bool) -> Row | Malformed:
+    try:  # at two thirds of the time; what it takes, it takes as the json module does
+        value = cast(object, from_json(line, allow_inf_nan=False))
+    except ValueError:
+        return _parsed_by_json(line, first=first)
+    return cast(Row, value) if isinstance(value, dict) else Malformed(f"{kind(value)}, not an object")
+
+
+def _parsed_by_json(line: bytes, *, first: bool) -> Row | Malformed:
+    """It takes a little more, such as half a surrogate pair in a column that is not read, and says what is wrong."""
     try:
         value: object = _DECODER.decode(line.decode("utf-8-sig" if first else "utf-8"))
     except UnicodeDecodeError as error:

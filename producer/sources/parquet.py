@@ -48,7 +48,7 @@ class Parquet:
         at_a_time = MEDIA_BATCH_ROWS if MEDIA_COLUMNS.keys() & set(present) else BATCH_ROWS
         number = 0
         try:
-            with pq.ParquetFile(self._path) as file:
+            with pq.ParquetFile(self._path, pre_buffer=False) as file:  # it would keep all it has read in memory
                 for batch in file.iter_batches(at_a_time, columns=present):
                     for row in _rows(batch):
                         number += 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from draftfleet.errors import DataError
 from draftfleet.settings import Producer
 from producer.prompts import Malformed
 from producer.sources import Line, open_source
+from producer.sources.json_lines import read_json_lines
 
 Knobs = Callable[..., Producer]
 WriteJsonl = Callable[..., Path]
@@ -152,3 +155,44 @@ def test_provenance_names_the_file_by_its_content(knobs: Knobs, write_jsonl: Wri
     assert one["sha256"] == other["sha256"]
     assert one["path"] != other["path"]
     assert one["size_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "-0", "-0.0", "1e999", "1e5", "123456789012345678901234567890", "18446744073709551616", "5e-324", "0.1",
+        "2.2250738585072011e-308", "1.7976931348623159e308", '"\\u0000\\b\\f\\n\\r\\t\\/"', '"\\ud83d\\ude00"',
+        '"\\ud83d"',
+        '"\\u2028\x7f"', '{"a": 1, "a": 2}', "[" * 300 + "]" * 300, '[{"b": [1, 2.50, null, true]}]',
+    ],
+)  # fmt: skip
+def test_a_line_holds_what_the_json_module_says(value: str) -> None:
+    line = f'{{"prompt": {value}}}'.encode()
+
+    [(_, row)] = read_json_lines(io.BytesIO(line))
+
+    assert repr(row) == repr(json.loads(line))
+
+
+@pytest.mark.parametrize(
+    "value", ["NaN", "-Infinity", "01", "1.", "+1", ".5", "[1,]", "nul", '"a\x01"', '"\\x"', "1 2"]
+)
+def test_what_the_json_module_refuses_is_malformed(value: str) -> None:
+    [(_, row)] = read_json_lines(io.BytesIO(f'{{"prompt": {value}}}'.encode()))
+
+    assert isinstance(row, Malformed)
+    assert str(row).startswith("not JSON: ")
+
+
+def test_a_parquet_file_is_never_held_as_a_whole(knobs: Knobs, tmp_path: Path) -> None:
+    noise = random.Random(0)
+    path = tmp_path / "data.parquet"
+    with pq.ParquetWriter(path, pa.schema([("prompt", pa.string())])) as writer:
+        for _ in range(32):
+            writer.write_table(pa.table({"prompt": [noise.randbytes(512).hex() for _ in range(512)]}))
+    before = pa.total_allocated_bytes()
+
+    most = max(pa.total_allocated_bytes() - before for _ in open_source(knobs(path)).lines({"prompt"}))
+
+    assert path.stat().st_size > 8_000_000
+    assert most < path.stat().st_size / 4

@@ -35,7 +35,7 @@ def debian_redis() -> str:
 def embedded_valkey() -> str:
     from draftfleet import embedded
 
-    return embedded._binary()  # pyright: ignore[reportPrivateUsage]
+    return embedded.binary()
 
 
 @pytest.fixture
