@@ -31,6 +31,7 @@ OF_ONE = ("data", "preset", "split", "subset", "revision", "sample")
 """Knobs of [producer] that say nothing where there are several sources."""
 
 FILTERS = FROM_PRODUCER[1:]
+"""Those that leave prompts out."""
 
 
 def chosen(knobs: settings.Producer) -> list[settings.Source]:

@@ -24,28 +24,24 @@ class Filters:
         self._languages = {name.strip().casefold() for name in source.languages or ()}
         self._keep = re.compile(source.keep) if source.keep else None
         self._drop = re.compile(source.drop) if source.drop else None
+        self._has_lengths = bool(source.min_prompt_chars or source.max_prompt_chars)
         self._count_tokens = count_tokens if source.min_prompt_tokens or source.max_prompt_tokens else None
 
     def check(self, row: Row, prompt: Prompt) -> None:
         """Raises Filtered where it is not wanted. What costs most comes last."""
         if self._languages and (language := language_of(row, self._rules)) not in self._languages:
             raise Filtered("filtered: language", f"it is {short(language)}" if language else "it names no language")
-        self._check_length(prompt)
-        self._check_patterns(prompt)
+        if self._has_lengths:
+            chars = sum(len(text_of(message["content"])) for message in prompt.messages)
+            _within(chars, self._source.min_prompt_chars, self._source.max_prompt_chars, "characters")
+        if self._keep is not None or self._drop is not None:
+            self._check_patterns(prompt)
         if self._count_tokens is not None:
             _within(
                 self._count_tokens(prompt), self._source.min_prompt_tokens, self._source.max_prompt_tokens, "tokens"
             )
 
-    def _check_length(self, prompt: Prompt) -> None:
-        shortest, longest = self._source.min_prompt_chars, self._source.max_prompt_chars
-        if shortest or longest:
-            chars = sum(len(text_of(message["content"])) for message in prompt.messages)
-            _within(chars, shortest, longest, "characters")
-
     def _check_patterns(self, prompt: Prompt) -> None:
-        if self._keep is None and self._drop is None:
-            return
         texts = [last_user_text(prompt.messages)]
         if self._source.match == "any":
             texts = [text_of(message["content"]) for message in prompt.messages if message["role"] == "user"]

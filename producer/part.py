@@ -11,6 +11,7 @@ from draftfleet import settings
 from draftfleet.errors import DataError
 from draftfleet.logs import event
 from draftfleet.records import Prompt
+from producer.chosen import FILTERS
 from producer.drawing import Draw
 from producer.filters import CountTokens, Filters
 from producer.prompts import Rules, read_prompt
@@ -70,6 +71,7 @@ class Part:
         self._allowed = allowed
         self._rules = Rules.of(named, knobs)
         self._filters = Filters(named, self._rules, count_tokens)
+        self._is_choosy = any(getattr(named, knob) for knob in FILTERS)
         self._column_seen = False
         self._held: list[tuple[Line, Malformed]] = []
         self._columns: dict[str, None] = {}
@@ -115,7 +117,8 @@ class Part:
             if not self._column_seen:
                 self._look_for_column(line.row)
             prompt = read_prompt(line.row, self._rules)
-            self._filters.check(line.row, prompt)
+            if self._is_choosy:
+                self._filters.check(line.row, prompt)
             return prompt
         except Malformed as fault:
             self.malformed += 1

@@ -193,7 +193,9 @@ def _given_split(row: Row, rules: Rules) -> Split | None:
 
 def _with_beside(messages: Conversation, row: Row, column: str) -> Conversation:
     """An instruction with what it is about: the text of the column beside it, below its own."""
-    beside = next((row[name] for name in BESIDE.get(column, ()) if row.get(name)), None)
+    if column not in BESIDE:
+        return messages
+    beside = next((row[name] for name in BESIDE[column] if row.get(name)), None)
     if not isinstance(row[column], str) or not isinstance(beside, str) or not beside.strip():
         return messages
     return [{"role": "user", "content": f"{row[column]}\n\n{beside}"}]
@@ -201,7 +203,7 @@ def _with_beside(messages: Conversation, row: Row, column: str) -> Conversation:
 
 def _with_system(messages: Conversation, row: Row) -> Conversation:
     """The `system` column comes first, unless the conversation begins with a system turn of its own."""
-    name = next((name for name in SYSTEM if row.get(name) is not None), SYSTEM[0])
+    name = "system" if row.get("system") is not None else "system_prompt"
     system = row.get(name)
     if system is not None and not isinstance(system, str):
         raise Malformed(f"{name} is {kind(system)}, not a text")

@@ -295,6 +295,7 @@ FLAGS_OF: dict[str, tuple[str, dict[str, Any]]] = {
             "sampling.n": 3,
         },
     ),
+    "presets": ("--run r", {"run": "r"}),
     "work": (
         "--servers http://a:1,http://b:2 --servers http://c:3 --concurrency 6 --dialect vllm",
         {
@@ -329,6 +330,20 @@ def test_every_flag_reaches_its_knob(
     assert exit_.value.code == 0, said
     settings = json.loads(said.splitlines()[0])
     assert {path: _at(settings, path) for path in wanted} == wanted
+
+
+def test_several_files_are_one_list(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a_role.py").write_text(ROLE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(cli.ROLES, "produce", "a_role:fields")
+
+    with pytest.raises(SystemExit):
+        cli.app(["produce", "a.jsonl", "b.csv", "--limit", "3"])
+
+    settings = json.loads(capsys.readouterr().err.splitlines()[0])
+    assert (settings["producer"]["data"], settings["producer"]["limit"]) == (["a.jsonl", "b.csv"], 3)
 
 
 @pytest.mark.parametrize("verb", sorted({*cli.ROLES} - {"join"}))  # which takes knobs from a run
