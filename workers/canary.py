@@ -19,7 +19,7 @@ from draftfleet.records import Prompt
 from draftfleet.settings import Sampling
 from draftfleet.tokens import TargetTokenizer
 from workers import text_ids
-from workers.dialects import Ask, Completion, Dialect, decode
+from workers.dialects import Ask, Completion, Dialect, decode, openai
 from workers.dialects.openai import REASONING_FIELDS, model_entries
 
 Post = Callable[[str, dict[str, Any]], Awaitable[tuple[int, Mapping[str, str], str | bytes]]]
@@ -105,7 +105,7 @@ class _Canary:
         body, completion, seconds = await self.ask()
         if completion.model and completion.model != self.model:
             raise Mismatch(_other_model(self.server, f"answers as {completion.model!r}", self.model))
-        warnings = await self.check_reasoning(completion, body["choices"][0]["message"])
+        warnings = await self.check_reasoning(completion, _message(body))
         warnings += self.check_ids(completion, prompt_ids)
         pace = seconds / max(completion.completion_tokens, 1)
         if pace * self.sampling.max_tokens > timeout_s:
@@ -126,6 +126,7 @@ class _Canary:
     async def ask(self) -> tuple[dict[str, Any], Completion, float]:
         """Body, completion, and the seconds it took."""
         sampling = self.sampling.model_copy(update={"max_tokens": min(TOKENS, self.sampling.max_tokens)})
+        ids = self.prompt_ids() if self.dialect.WANTS_PROMPT_IDS else None
         request = self.dialect.request(
             Ask(
                 model=self.model,
@@ -133,7 +134,7 @@ class _Canary:
                 sampling=sampling,
                 tools=self.prompt.tools,
                 seed=sampling.seed,
-                prompt_token_ids=self.prompt_ids() if self.dialect.WANTS_PROMPT_IDS else None,
+                prompt_token_ids=ids,
             )
         )
         started = time.monotonic()
@@ -142,7 +143,7 @@ class _Canary:
         if status != 200:
             raise self.dialect.classify(status, headers, raw)
         body = decode(raw)
-        return body, self.dialect.parse(body), seconds
+        return body, text_ids.read(self.dialect, body, self.tokenizer, ids), seconds
 
     def prompt_ids(self) -> list[int] | None:
         if self.tokenizer is None:
@@ -219,8 +220,9 @@ class _Canary:
         if self.tokenizer is None or prompt_ids is None:
             return [f"target.path is not set: whether the model at {self.server} is the target cannot be checked"]
         theirs = completion.prompt_token_ids
-        if theirs is not None and theirs != prompt_ids:
-            raise Mismatch(_other_tokenizer(self.server, self.tokenizer, len(theirs), len(prompt_ids)))
+        read = len(theirs) if theirs is not None and theirs != prompt_ids else completion.prompt_tokens
+        if (theirs is not None and theirs != prompt_ids) or read not in (-1, len(prompt_ids)):
+            raise Mismatch(_other_tokenizer(self.server, self.tokenizer, read, len(prompt_ids)))
         text = self.tokenizer.decode(token_ids)
         for name, part in (("reasoning", completion.reasoning), ("content", completion.content)):
             if part and part.strip() not in text:
@@ -251,7 +253,7 @@ def _context(
     served = [str(entry["id"]) for entry in entries]
     if model not in served:
         raise Mismatch(_other_model(server, f"serves {', '.join(map(repr, served)) or 'no model'}", model))
-    said = entries[served.index(model)].get("max_model_len")
+    said = openai.context_tokens(entries[served.index(model)])
     limit = min((tokens for tokens in (said, target_tokens) if isinstance(tokens, int)), default=None)
     if limit is not None and sampling.max_tokens >= limit:
         raise Mismatch(
@@ -259,6 +261,12 @@ def _context(
             f"at {server}: start it with a longer one (vLLM: --max-model-len), or ask for less in a new run."
         )
     return limit
+
+
+def _message(body: dict[str, Any]) -> dict[str, Any]:
+    """Of a chat completion; other answers have no fields that could be overlooked."""
+    choices = body.get("choices")
+    return choices[0].get("message") or {} if choices else {}
 
 
 def _with_way(warnings: Sequence[str], sampling: Sampling) -> tuple[str, ...]:

@@ -44,12 +44,14 @@ class Generator:
         if row.prompt_tokens is None and row.asked.turns:
             await asyncio.to_thread(self._measure, row)
         unfinished = row.asked.unfinished
+        asked_ids = None if unfinished else await self._asked_ids(row, server)
         ask = Ask(
             model=content.model,
             messages=row.asked.messages,
             sampling=row.sampling.model_copy(update={"max_tokens": self._max_tokens(row, server)}),
             tools=row.prompt.tools,
             seed=row_seed(content.sampling.seed, turn_key(row.prompt.row_key, len(row.asked.turns))),
+            prompt_token_ids=asked_ids,
         )
         if unfinished is None:
             request = server.dialect.request(ask)
@@ -59,7 +61,7 @@ class Generator:
         status, headers, raw = await self._client.complete(server.url, *request)
         if status != 200:
             raise server.dialect.classify(status, headers, raw)
-        completion = server.dialect.parse(decode(raw))
+        completion = text_ids.read(server.dialect, decode(raw), self._tokenizer, asked_ids)
         seconds = time.monotonic() - clock
         if unfinished is not None:
             completion = await asyncio.to_thread(
@@ -137,6 +139,19 @@ class Generator:
                 f"{context}: nothing is left for an answer. Serve the target with a longer context, or leave it out."
             )
         return min(wanted, context - row.prompt_tokens)
+
+    async def _asked_ids(self, row: Row, server: Server) -> list[int] | None:
+        """The prompt, where this server is asked with ids. Raises BadRequest where the template cannot render it."""
+        if not server.dialect.WANTS_PROMPT_IDS or self._tokenizer is None:
+            return None
+        try:
+            return await asyncio.to_thread(text_ids.prompt_ids, self._tokenizer, row.asked, row.sampling)
+        except UNRENDERABLE as error:
+            raise BadRequest(
+                f"the chat template of target.path cannot render this conversation ({error}), and "
+                f"{server.dialect.NAME} is asked with ids: correct the data, or let the server render it "
+                '(worker.dialect = "auto")'
+            ) from None
 
     async def _ids(self, row: Row, completion: Completion) -> tuple[list[int], list[int], IdsSource]:
         """The engine's ids, else the tokenizer's, else none."""

@@ -15,7 +15,7 @@ from workers import dialects, gauges
 from workers.addresses import Address
 from workers.client import Client, Look, Unreachable
 from workers.concurrency import Concurrency
-from workers.dialects.openai import model_entries
+from workers.dialects.openai import context_tokens, model_entries
 from workers.server import Server
 from workers.watch import Patience
 
@@ -199,7 +199,7 @@ class Servers:
 
     async def _look_once(self, server: Server) -> None:
         try:
-            look = await self._client.look(server.url)
+            look = await self._client.look(server.url, is_new=server.state != "ready")
         except Unreachable as error:
             server.failures += 1
             server.refused = error.refused
@@ -229,11 +229,14 @@ class Servers:
                 self._set_state(server, "resting", f"asked again in {server.rest_s:.0f} s")
             return
         entry = next(entry for entry in model_entries(look.models) if entry["id"] == self.model)
-        length = entry.get("max_model_len")
-        server.context_tokens = length if isinstance(length, int) else None
+        server.context_tokens = context_tokens(entry)
         if server.state != "ready":
             name = self._knobs.dialect
-            name = (dialects.detect(look.models, look.metrics, look.headers) or "openai") if name == "auto" else name
+            if name == "auto":
+                name = dialects.detect(look.models, look.metrics, look.headers, look.greeting) or "openai"
+                if name in dialects.UNSUITABLE:
+                    self._set_state(server, "mismatched", dialects.UNSUITABLE[name])
+                    return
             server.dialect = dialects.load(name)
             server.cleared.clear()
             server.was_ready, server.is_late = True, False
@@ -273,6 +276,9 @@ class Servers:
 
     def _raise_mismatch(self) -> None:
         servers = list(self.all.values())
+        for server in servers:
+            if server.state == "mismatched" and server.is_named and self.model in server.serves:
+                raise Mismatch(f"server {server.url} is left out: {server.reason}.")
         if any(server.state == "mismatched" and server.is_named for server in servers):
             raise Mismatch(
                 f"this worker asks for model {self.model}, and not all of its servers serve it:\n{_listing(servers)}\n"

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from draftfleet.records import Prompt
 from draftfleet.settings import Sampling
-from draftfleet.tokens import TargetTokenizer
-from workers.dialects import Completion
+from draftfleet.tokens import CLOSE, OPEN, TargetTokenizer
+from workers.dialects import Completion, Dialect
+
+OPENING_IDS = 16
+"""The mark that opens a thought and the white space after it, however they are cut into tokens."""
 
 
 def prompt_ids(tokenizer: TargetTokenizer, prompt: Prompt, sampling: Sampling) -> list[int]:
@@ -26,3 +32,21 @@ def retokenized(tokenizer: TargetTokenizer, prompt: Prompt, sampling: Sampling, 
         thinking=sampling.thinking,
         template_kwargs=sampling.template_kwargs,
     )
+
+
+def read(
+    dialect: Dialect, body: dict[str, Any], tokenizer: TargetTokenizer | None, asked_ids: list[int] | None
+) -> Completion:
+    """An answer, as its dialect reads it. Raises what `parse` does.
+
+    Where we asked with ids, the prompt may have opened the thought, and the answer does not say so: then a text without
+    the closing mark is all thought.
+    """
+    completion = dialect.parse(body)
+    if asked_ids is None:
+        return completion
+    completion = replace(completion, prompt_token_ids=completion.prompt_token_ids or asked_ids)
+    is_open = tokenizer is not None and tokenizer.decode(asked_ids[-OPENING_IDS:]).rstrip().endswith(OPEN)
+    if is_open and CLOSE not in str(body.get("text") or body.get("content")):
+        return replace(completion, reasoning=completion.content, reasoning_source="think_tags", content=None)
+    return completion

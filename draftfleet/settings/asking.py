@@ -78,9 +78,16 @@ class Sampling(Section):
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
-        """What the chat template is given besides `thinking`; servers hand the effort on to it. extra_body wins."""
-        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        return effort | (self.extra_body.get("chat_template_kwargs") or {})
+        """What the chat template is told, by the server or by us: one rule, so that both render the same prompt.
+
+        An effort switches the thinking on, "none" off, as vLLM and SGLang do it. Each key of `extra_body` wins.
+        """
+        effort, thinking = self.reasoning_effort, self.thinking
+        if thinking is None and effort is not None:
+            thinking = effort != "none"
+        told = {"enable_thinking": thinking, "reasoning_effort": effort}
+        given: dict[str, Any] = self.extra_body.get("chat_template_kwargs") or {}
+        return {name: value for name, value in told.items() if value is not None} | given
 
     @field_serializer("mixture")
     def _only_what_is_set(self, mixture: list[Variant]) -> list[dict[str, Any]]:

@@ -42,25 +42,37 @@ def check(server: FakeServer, **changes: Any) -> CanaryReport:
 
             async with session.get(server.url + "/v1/models") as response:
                 models, headers = await response.json(), dict(response.headers)
-            name = dialects.detect(models, "", headers)
+            name = changes.pop("dialect", None) or dialects.detect(models, "", headers)
             assert name is not None
             wanted = {"model": "tiny", "sampling": THINKING, "prompt": PROMPT, "tokenizer": None}
             wanted |= {"request_timeout_s": 1800.0, **changes}
             return await canary.check(
-                post, server="http://node:8000", dialect=dialects.load(name), models=models, **wanted
+                post,
+                server="http://node:8000",
+                dialect=dialects.load(name) if isinstance(name, str) else name,
+                models=models,
+                **wanted,
             )
 
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("shape", ["vllm", "transformers", "openai"])
-def test_a_sound_server_passes_without_a_word(shape: str, tokenizer: TargetTokenizer) -> None:
+@pytest.mark.parametrize(
+    ("shape", "dialect"),
+    [
+        *[(name, name) for name in ("vllm", "sglang", "llamacpp", "transformers", "openai")],
+        ("vllm-0.10", "vllm"),
+        ("sglang", "sglang-native"),
+        ("llamacpp", "llamacpp-native"),
+    ],
+)
+def test_a_sound_server_passes_without_a_word(shape: str, dialect: str, tokenizer: TargetTokenizer) -> None:
     with FakeServer(shape=shape, model="tiny", tokenizer=str(TINY_TARGET)) as server:
-        report = check(server, tokenizer=tokenizer)
+        report = check(server, tokenizer=tokenizer, dialect=dialect)
 
         assert server.stats()["requests"] == 1
     assert report.warnings == ()
-    assert report.dialect == shape
+    assert report.dialect == dialect
     assert report.completion.reasoning
     assert report.completion.outcome == "ok"
     assert 0 < report.seconds_per_token <= report.seconds
@@ -291,6 +303,32 @@ def test_a_slow_first_answer_does_not_refuse_a_timeout_that_is_long_enough() -> 
         report = asyncio.run(run())
 
     assert report.seconds < slow
+
+
+@pytest.mark.parametrize(("shape", "dialect"), [("sglang", "sglang-native"), ("llamacpp", "llamacpp-native")])
+def test_a_server_that_is_asked_with_ids_needs_the_target(shape: str, dialect: str) -> None:
+    with FakeServer(shape=shape, model="tiny") as server:
+        with pytest.raises(Mismatch, match=r"asked with token ids, and target\.path is not set"):
+            check(server, dialect=dialect)
+
+        assert server.stats()["requests"] == 0
+
+
+def test_a_server_that_reads_our_ids_as_more_is_another(tokenizer: TargetTokenizer) -> None:
+    class Counting:
+        """A dialect that counts one token more, as where a server puts a mark of its own before the prompt."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(dialects.load("llamacpp-native"), name)
+
+        def parse(self, body: dict[str, Any]) -> dialects.Completion:
+            return dialects.load("llamacpp-native").parse({**body, "tokens_evaluated": body["tokens_evaluated"] + 1})
+
+    with (
+        FakeServer(shape="llamacpp", model="tiny", tokenizer=str(TINY_TARGET)) as server,
+        pytest.raises(Mismatch, match="reads the first prompt as"),
+    ):
+        check(server, tokenizer=tokenizer, dialect=Counting())
 
 
 def test_a_run_that_thinks_in_a_share_of_its_rows_is_tried_both_ways() -> None:
