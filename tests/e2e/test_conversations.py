@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ from draftfleet.training_rows import rows_of
 
 Until = Callable[..., Any]
 
-TARGET = Path(__file__).parents[2] / "examples/tiny-target"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TARGET = EXAMPLES / "tiny-target"
 NUM_TURNS = 3
 
 SHORT = {
@@ -163,6 +165,70 @@ def test_a_turn_that_fails_costs_no_turn_before_it_and_reviving_asks_what_is_lef
     first_epoch = takewhile(lambda step: step.then.epoch == 0, feed.steps(START, 1))
     rows = [row.key for step in first_epoch for batch in step.batches for row in batch]
     assert sorted(rows) == sorted(row.key for sample in best(samples_of(run)).values() for row in rows_of(sample))
+
+
+def test_a_turn_that_the_context_has_no_room_for_is_not_asked_and_the_turns_before_it_stay(
+    settings: Settings,
+    storage: FileStorage,
+    server: FakeServer,
+    until: Until,
+    tokenizer: TargetTokenizer,
+    tmp_path: Path,
+) -> None:
+    content = {"target.model": "tiny", "sampling.max_tokens": 64, "producer.turns": "all"}
+    run = Run.create(storage, "run", content, {})
+    server.change(max_model_len=400, spread=0)
+    prompts = conversations(8)
+    long = [*prompts[2].messages[:-1], {"role": "user", "content": "and twice that " * 200}]
+    prompts[2] = replace(prompts[2], messages=long)
+    settings = changed(settings, worker__servers=[server.url], **SHORT)
+    names = enqueue(settings, run, prompts)
+
+    with WorkerProcess(settings, tmp_path / "worker.log") as worker:
+        until(lambda: run.done() == names, what="the batch")
+        canaries = len(worker.said("canary passed"))
+
+    [full] = [sample for sample in samples_of(run) if sample.outcome == "failed"]
+    assert (full.row_key, full.error_kind, len(full.turns)) == (prompts[2].row_key, "bad_request", NUM_TURNS - 1)
+    assert full.error is not None
+    assert "nothing is left for an answer" in full.error
+    assert server.stats()["requests"] == NUM_TURNS * len(prompts) - 1 + canaries
+    assert_complete(run, prompts, num_failed=1)
+    assert_rows_are_what_the_target_saw(samples_of(run), tokenizer)
+
+
+def test_a_server_that_tells_no_ids_gives_rows_of_every_turn_all_the_same(
+    settings: Settings,
+    storage: FileStorage,
+    until: Until,
+    tokenizer: TargetTokenizer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    from inference_server import InferenceServer
+
+    model = str(TARGET)
+    content = {"target.model": model, "sampling.max_tokens": 256, "sampling.temperature": 0, "producer.turns": "all"}
+    run = Run.create(storage, "run", content, {})
+    prompts = [
+        replace(prompt, messages=[{**one, "content": f"What is {number} + 4?"} for one in prompt.messages])
+        for number, prompt in enumerate(conversations(4))
+    ]
+    with InferenceServer(model, tmp_path / "server.log") as server:
+        until(lambda: server.check() or server.is_ready, what="the server")
+        settings = changed(settings, worker__servers=[server.url], target__model=model, **SHORT)
+        names = enqueue(settings, run, prompts)
+        with WorkerProcess(settings, tmp_path / "worker.log"):
+            until(lambda: run.done() == names, what="the batch", deadline_s=120)
+
+    rows = [row for sample in samples_of(run) for row in rows_of(sample)]
+    assert len(rows) == NUM_TURNS * len(prompts)
+    assert {row.ids_source for row in rows} == {"retokenized"}
+    assert all(row.reasoning for row in rows)
+    for row in rows:
+        assert row.prompt_token_ids == tokenizer.prompt_ids(row.messages)
+    assert_complete(run, prompts)
 
 
 def status(settings: Settings) -> dict[str, Any]:
