@@ -66,7 +66,8 @@ def _texts(
 
 
 def _appended(unfinished: Unfinished, following: Completion) -> tuple[str | None, str | None, str | None]:
-    """The earlier text and the new one. A thought that was cut goes on until the new text closes it."""
+    """The earlier text and the new one. A thought that was cut goes on until the new text closes it: an answer that was
+    cut right behind the closing mark looks the same, and then all stands in the thought."""
     new = following.content or ""
     if following.reasoning is not None:
         reasoning = (unfinished.reasoning or "") + following.reasoning
