@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -303,3 +304,10 @@ def test_the_verb_takes_the_run_and_the_budget_and_prints_one_line(cut: Run, set
         "failed_before": {},
     }
     assert "would continue" in said.stderr
+
+
+def test_the_page_explains_every_reason_for_which_an_answer_is_left_out() -> None:
+    page = (Path(__file__).parents[2] / "docs/continue.md").read_text()
+
+    for reason in {reason for reason, _ in LEFT_OUT} | {"being asked", "in damaged shards"}:
+        assert f"| `{reason}` |" in page

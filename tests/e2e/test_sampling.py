@@ -148,3 +148,28 @@ def test_where_no_server_takes_ids_the_cut_answers_stand_and_the_reason_is_told(
     assert (account.truncated, account.failed) == (account.not_continued, 0)
     assert account.truncated > 0
     assert "(openai) takes no token ids, so no answer can go on there" in why
+
+
+def test_a_conversation_whose_answer_was_cut_goes_on_with_its_following_turns(
+    settings: Settings, storage: FileStorage, until: Until, tmp_path: Path
+) -> None:
+    content = {"target.model": "tiny", "sampling.max_tokens": CUT_AT, "producer.turns": "all"}
+    run = Run.create(storage, "run", content, {})
+    turns = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": "A."}]
+    messages = [*turns, {"role": "user", "content": "Two?"}]
+    with FakeServer(model="tiny", tokenizer=str(TARGET), tokens=40, spread=0) as server:
+        settings = changed(settings, worker__servers=[server.url], target__path=str(TARGET))
+        enqueue(settings, run, [Prompt("0" * 32, "train", messages)])
+        rows: list[int] = []
+        with WorkerProcess(settings, tmp_path / "worker.log"):
+            for _ in range(3):
+                until(lambda: run.done() == run.batches(), what="an answer, or its end")
+                rows.append(go_on(settings, max_tokens=512, dry_run=False)["rows"])
+
+    [kept] = best(samples_of(run)).values()
+    assert rows == [1, 1, 0]
+    assert (kept.outcome, kept.ended, len(kept.turns), len(kept.messages)) == ("ok", None, 1, 3)
+    assert kept.turns[0].ids_match_usage
+    assert kept.ids_match_usage
+    assert len(kept.turns[0].token_ids) > CUT_AT
+    assert Accountant(run).account().holds
