@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from draftfleet.again import Again, rank
+from draftfleet.again import Again
 from draftfleet.errors import CorruptFile
 from draftfleet.index import Entry
 from draftfleet.names import parent_of
-from draftfleet.outcomes import Counts
+from draftfleet.outcomes import Counts, rank
 from draftfleet.records import Sample
 from draftfleet.runs import Run
 
@@ -27,6 +27,7 @@ from draftfleet.runs import Run
 class Accounting:
     """The rows of a run by outcome, and its batches by state. `expected` is None until the run is sealed.
 
+    `not_continued` are truncated rows of which the last try to go on failed: the answer that was cut stands.
     A conversation is one row, whose assistant turns are counted in `turns`; `ended` are conversations that ended before
     their source did, by why.
     """
@@ -39,6 +40,7 @@ class Accounting:
     pending: int
     tokens: int
     mismatched: int
+    not_continued: int
     turns: int
     ended: dict[str, int]
     batches: int
@@ -93,6 +95,7 @@ class Accountant:
             pending=sum(self._size(batch) for batch in [*outstanding, *corrupt]) + again.pending,
             tokens=counts.tokens,
             mismatched=counts.mismatched,
+            not_continued=again.not_continued,
             turns=counts.turns,
             ended={
                 "tool_calls": counts.cut_short_ok,
@@ -172,7 +175,19 @@ def _best(said: Iterable[Mapping[str, Counts]]) -> dict[str, Counts]:
 
 
 def to_json(accounting: Accounting) -> dict[str, Any]:
-    names = ("run", "expected", "ok", "truncated", "failed", "pending", "tokens", "mismatched", "turns", "ended")
+    names = (
+        "run",
+        "expected",
+        "ok",
+        "truncated",
+        "failed",
+        "pending",
+        "tokens",
+        "mismatched",
+        "not_continued",
+        "turns",
+        "ended",
+    )
     batches = {name: getattr(accounting, name) for name in ("batches", "done", "split", "dead", "corrupt")}
     return {name: getattr(accounting, name) for name in names} | {
         "batches": batches,

@@ -4,7 +4,8 @@
         again/train-again-000000.json          for each row of it, which record of which batch it supersedes
 
 Shards never change, so a row that is asked again has several records. It counts once: as pending while any batch that
-asks it is outstanding, then as the best of them (draftfleet.outcomes). A record is superseded once: who asks for it
+asks it is outstanding, then as the best of them (draftfleet.outcomes). It is asked from its beginning, or, where its
+answer was cut, asked to go on. A record is superseded once: who asks for it
 again finds its successor, and a successor may be superseded in its turn.
 
 The file in `again/` comes first and its number is the next one, put only if absent: of two processes that make a batch
@@ -16,18 +17,15 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from draftfleet.conversations import Sources, merged
 from draftfleet.errors import CorruptFile
-from draftfleet.logs import event
-from draftfleet.names import Split, again_id, parent_of, split_of
-from draftfleet.outcomes import Counts
-from draftfleet.records import Outcome, Prompt, Sample
+from draftfleet.names import parent_of
+from draftfleet.outcomes import Counts, rank
+from draftfleet.records import Outcome, Sample
 from draftfleet.runs import Run
 
 log = logging.getLogger(__name__)
@@ -77,6 +75,7 @@ class Correction:
     counts: Counts
     pending: int
     dead: int
+    not_continued: int
 
 
 class Again:
@@ -86,21 +85,21 @@ class Again:
         self.run = run
         self.rows: dict[str, dict[str, Superseded]] = {}
         self._shards: dict[str, dict[str, Counts]] = {}
-        self._succeeded: set[tuple[str, str]] = set()
+        self._successors: dict[tuple[str, str], str] = {}
 
     def look(self) -> list[str]:
         """Read what is new. Returns the names in again/, also those without a prompt shard. Raises CorruptFile."""
         found = names(self.run)
         for name in found:
             if name not in self.rows and self.run.has_prompts(name):
-                rows = {row.row_key: row for row in _read(self.run, name).rows}
+                rows = {row.row_key: row for row in read(self.run, name).rows}
                 self.rows[name] = rows
-                self._succeeded |= {(parent_of(row.batch)[0], key) for key, row in rows.items()}
+                self._successors |= {(parent_of(row.batch)[0], key): name for key, row in rows.items()}
         return found
 
     def succeeds(self, batch: str, row_key: str) -> bool:
         """Whether another batch asks the row again that this batch holds a record of."""
-        return (parent_of(batch)[0], row_key) in self._succeeded
+        return (parent_of(batch)[0], row_key) in self._successors
 
     def before(self, batch: str, row_key: str) -> list[Superseded]:
         """The records that this batch's row supersedes, from its own predecessor to the first of all."""
@@ -128,7 +127,7 @@ class Again:
         summed = {parent_of(batch)[0] for batches in (done, outstanding, dead) for batch in batches}
         said: list[Counts] = []
         kept: list[Counts] = []
-        pending = 0
+        pending = not_continued = 0
         for row_key, batches in self._batches_by_row(summed).items():
             found = [records.of(batch, row_key) for batch in batches]
             finished = [one for one in found if one is not None]
@@ -138,8 +137,21 @@ class Again:
                 pending += 1 - num_outstanding
             else:
                 kept.append(min(finished, key=rank))
-        superseded = sum(self.succeeds(batch, sample.row_key) for batch, sample in dead.items())
-        return Correction(Counts.total(kept) - Counts.total(said), pending, -superseded)
+                not_continued += kept[-1].truncated and finished[-1].failed
+        no_letter = sum(
+            self.succeeds(batch, sample.row_key)
+            or any(row.outcome != "failed" for row in self.before(batch, sample.row_key))
+            for batch, sample in dead.items()
+        )
+        return Correction(Counts.total(kept) - Counts.total(said), pending, -no_letter, not_continued)
+
+    def after(self, batch: str, row_key: str) -> list[str]:
+        """The batches that ask the row again that this batch holds a record of, from the next to the last."""
+        found: list[str] = []
+        batch = parent_of(batch)[0]
+        while following := self._successors.get((batch, row_key)):
+            found.append(batch := following)
+        return found
 
     def shard(self, batch: str) -> dict[str, Counts]:
         """What a sample shard says of each row; read once, since it never changes. Raises CorruptFile."""
@@ -184,51 +196,6 @@ class _Records:
         return min((one for one in found if one is not None), key=rank, default=None)
 
 
-def rank(counts: Counts) -> int:
-    """Of one row: the smaller, the better."""
-    return next(number for number, found in enumerate((counts.ok, counts.truncated, counts.failed)) if found)
-
-
-def create(
-    run: Run, samples: Iterable[Sample], *, batch_size: int, alone: Callable[[Sample], bool] = lambda _: False
-) -> dict[str, int]:
-    """Make batches that ask these rows again, whatever became of them. Returns the batches made, with their sizes.
-
-    Rows that another batch asks again already are left out. Rows of which `alone` is true may end a worker or a server:
-    their batches are split from the start, so that each is tried by itself. Raises StorageError.
-    """
-    again = Again(run)
-    made: dict[str, int] = {}
-    waiting: dict[tuple[Split, bool], list[Sample]] = defaultdict(list)
-    for sample in samples:
-        group = sample.split, alone(sample)
-        waiting[group].append(sample)
-        if len(waiting[group]) == batch_size:
-            made |= _make(run, again, waiting.pop(group), alone=group[1])
-    for group, rows in waiting.items():
-        made |= _make(run, again, rows, alone=group[1])
-    return made
-
-
-def mend(run: Run) -> list[str]:
-    """Finish what a process left that died in making a batch. Returns the batches that came to be by this call."""
-    mended: list[str] = []
-    for name in names(run):
-        if run.has_prompts(name):
-            continue
-        file = _read(run, name)
-        try:
-            sources = {parent_of(row.batch)[0] for row in file.rows}
-            prompts = {one.row_key: one for source in sorted(sources) for one in run.read_prompts(source)}
-            wanted = [_with_turns(run, prompts[row.row_key], row) for row in file.rows]
-        except (CorruptFile, FileNotFoundError, KeyError) as error:
-            log.error(event("batch not mended", run=run.name, batch=name, error=str(error)))
-            continue
-        if _finish(run, name, wanted, alone=file.alone):
-            mended.append(name)
-    return mended
-
-
 def names(run: Run) -> list[str]:
     """The names in again/, in order."""
     return sorted(name.removesuffix(".json") for name in run.storage.list(f"{run.name}/again"))
@@ -243,65 +210,24 @@ def _not_as_noted(run: Run) -> set[str]:
     return moved | {name.removesuffix(".json") for name in run.storage.list(f"{run.name}/dead")}
 
 
-def _make(run: Run, again: Again, samples: Sequence[Sample], *, alone: bool) -> dict[str, int]:
-    """One batch of these rows; none if all of them are asked again already."""
-    while True:
-        split = samples[0].split
-        numbers = [int(name.rpartition("-")[2]) for name in again.look() if split_of(name) == split]
-        asked = _half_made(again)
-        left = {
-            one.row_key: one
-            for one in samples
-            if not again.succeeds(one.batch, one.row_key) and (parent_of(one.batch)[0], one.row_key) not in asked
-        }
-        if not left:
-            return {}
-        name = again_id(split, max(numbers, default=-1) + 1)
-        sources = Sources(run)
-        prompts = [sources.prompt(one) for one in left.values()]
-        rows = [asdict(Superseded.of(one)) for one in left.values()]
-        raw = json.dumps({"created_at": time.time(), "alone": alone, "rows": rows}, indent=1).encode()
-        if not run.storage.put_if_absent(_path(run, name), raw):
-            continue  # another process was faster: look what it asks
-        _finish(run, name, prompts, alone=alone)
-        return {name: len(left)}
-
-
-def _finish(run: Run, name: str, prompts: Sequence[Prompt], *, alone: bool) -> bool:
-    """The prompt shard comes last: from then on there is a batch."""
-    if alone:
-        run.split(name, len(prompts))
-    return run.write_prompts(name, prompts)
-
-
-def _half_made(again: Again) -> set[tuple[str, str]]:
-    """Rows that another process is about to ask, or was about to when it died."""
-    half = (name for name in names(again.run) if name not in again.rows)
-    return {(parent_of(row.batch)[0], row.row_key) for name in half for row in _read(again.run, name).rows}
-
-
-def _with_turns(run: Run, prompt: Prompt, row: Superseded) -> Prompt:
-    """With the turns that the superseded record has. Raises FileNotFoundError or CorruptFile."""
-    if not row.earlier:
-        return prompt
-    grave = run.dead().get(row.batch)
-    samples = [grave] if grave else run.read_samples(row.batch)
-    return next((merged(prompt, sample) for sample in samples if sample.row_key == row.row_key), prompt)
-
-
-class _File(NamedTuple):
+class File(NamedTuple):
     rows: list[Superseded]
     alone: bool
+    continued: dict[str, tuple[str, int]]
+    """By row key the batch of the answer that goes on, and its budget."""
 
 
-def _read(run: Run, name: str) -> _File:
-    path = _path(run, name)
+def read(run: Run, name: str) -> File:
+    path = path_of(run, name)
     try:
         content = json.loads(run.storage.read(path))
-        return _File([Superseded(**row) for row in content["rows"]], bool(content["alone"]))
+        rows = [Superseded(**row) for row in content["rows"]]
+        return File(
+            rows, bool(content["alone"]), {key: tuple(one) for key, one in content.get("continued", {}).items()}
+        )
     except (ValueError, TypeError, KeyError) as error:
         raise CorruptFile(f"{run.storage.url}/{path} cannot be read: {error}. Restore it from a copy.") from None
 
 
-def _path(run: Run, name: str) -> str:
+def path_of(run: Run, name: str) -> str:
     return f"{run.name}/again/{name}.json"

@@ -16,13 +16,10 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.table import Table
 
-from draftfleet import again, control
+from draftfleet import again, asking_again
 from draftfleet.conversations import Sources
-from draftfleet.errors import DraftfleetError, QueueError, RunConflict, SettingsError
+from draftfleet.errors import DraftfleetError, SettingsError
 from draftfleet.letters import KINDS, Filter, Letter, find
-from draftfleet.names import parts_of
-from draftfleet.queue import connect, make_app, publish
-from draftfleet.reconcile import model_of
 from draftfleet.records import Sample
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
@@ -30,9 +27,6 @@ from draftfleet.storage import open_storage
 
 ENDS_ITS_HOLDER = {"crash", "worker"}
 """Rows of these kinds are asked one at a time from the start: their neighbours shall not pay for them again."""
-
-BATCH_SIZE = 64
-"""Where a run pins none."""
 
 ROWS_SHOWN = 50
 MESSAGE_SHOWN = 160
@@ -99,8 +93,7 @@ def revive(settings: Settings, wanted: Filter, *, every: bool, dry_run: bool) ->
     """
     if wanted.is_empty and not every:
         raise SettingsError("say which rows to revive, as in --kind transient, or all of them: --all.")
-    run = _open(settings)
-    _refuse_cancelled(run)
+    run = asking_again.open_run(settings)
     rows = Counter[str]()
     unreadable = Counter[str]()
 
@@ -119,23 +112,9 @@ def revive(settings: Settings, wanted: Filter, *, every: bool, dry_run: bool) ->
             "kinds": dict(rows),
             "unreadable_batches": unreadable.total(),
         }
-    app, client = make_app(settings), connect(settings)  # before anything is made: it may be away
-    mended = again.mend(run)
-    size = int(run.info.content.get("producer.batch_size") or BATCH_SIZE)
-    made = again.create(run, samples(), batch_size=size, alone=lambda sample: sample.error_kind in ENDS_ITS_HOLDER)
-    split = run.split_sizes()
-    work = [part for batch in [*mended, *made] for part in parts_of(batch, split.get(batch))]
-    try:
-        publish(app, client, run, model_of(run), work)
-    except QueueError as error:
-        raise QueueError(f"{error} The batches are made: workers publish them by themselves later.") from error
-    return {
-        "rows": sum(made.values()),
-        "kinds": dict(rows),
-        "batches": len(made),
-        "mended_batches": len(mended),
-        "unreadable_batches": unreadable.total(),
-    }
+    asked = (asking_again.Asking(one, alone=one.error_kind in ENDS_ITS_HOLDER) for one in samples())
+    said = asking_again.enqueue(settings, run, asked)
+    return said | {"kinds": dict(rows), "unreadable_batches": unreadable.total()}
 
 
 def export(settings: Settings, wanted: Filter, file: str) -> dict[str, Any]:
@@ -155,13 +134,6 @@ def export(settings: Settings, wanted: Filter, file: str) -> dict[str, Any]:
 
 def _open(settings: Settings) -> Run:
     return Run.open(open_storage(settings.storage), settings.run)
-
-
-def _refuse_cancelled(run: Run) -> None:
-    if control.read(run).state == "cancelled":
-        raise RunConflict(
-            f"run {run.name} is cancelled: nothing of it is asked again. `draftfleet resume` takes it up."
-        )
 
 
 def _table(letters: list[Letter]) -> Table:

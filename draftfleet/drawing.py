@@ -81,11 +81,12 @@ def count(sampling: Sampling, row_keys: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def to_try(sampling: Sampling) -> list[Sampling]:
-    """What a server has to be tried with before it gets rows: one way for each kind of thinking, the longest of it."""
-    found: dict[tuple[bool | None, str | None], Sampling] = {}
+    """What a server has to be tried with before it gets rows: each kind of thinking, and each set of knobs, since a
+    server may refuse one; of equal kinds the longest."""
+    found: dict[tuple[bool | None, str | None, frozenset[str]], Sampling] = {}
     for way in ways(sampling):
         one = _without_choice(sampling, way.drawn)
-        kind = one.thinking, one.reasoning_effort
+        kind = one.thinking, one.reasoning_effort, frozenset(way.drawn) - {"max_tokens"}
         if kind not in found or one.max_tokens > found[kind].max_tokens:
             found[kind] = one
     return [found[kind] for kind in sorted(found, key=lambda kind: ON_FIRST[kind[0]])]

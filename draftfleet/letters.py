@@ -172,14 +172,14 @@ def _every(run: Run, wanted: Filter) -> Iterator[Letter]:
         yield Letter(run=run.name, batch="train-?", split="train", kind="unreadable", message=str(error))
         return
     sizes = run.done_bytes()
-    indexed = _indexed(run, sizes)
+    known = indexed(run, sizes)
     families: dict[str, list[str]] = {parent: [] for parent in split}
     for batch in sizes:
         parent = parent_of(batch)[0]
         if parent in families:
             families[parent].append(batch)
         elif wanted.fits_batch(batch):
-            yield from _of_shard(run, again, batch, indexed.get(batch))
+            yield from _of_shard(run, again, batch, known.get(batch))
     for parent, parts in families.items():
         if wanted.fits_batch(parent):
             yield from _of_family(run, again, parent, parts, dead)
@@ -247,7 +247,7 @@ def _noted(run: Run, wanted: Filter) -> Iterator[Letter]:
             yield replace(_damaged(run, batch, error), worker=said["worker"], time=said["time"])
 
 
-def _indexed(run: Run, sizes: Mapping[str, int]) -> dict[str, Counts]:
+def indexed(run: Run, sizes: Mapping[str, int]) -> dict[str, Counts]:
     """What the shard index knows of shards that are still as long as it says; the others say it themselves."""
     lines = run.index.read()
     return {

@@ -62,7 +62,7 @@ class Counts:
     ) -> Self:
         """Of one row."""
         matching = all(turn.ids_match_usage for turn in turns) and (outcome == "failed" or ids_match_usage)
-        tokens = max(completion_tokens, 0) + sum(max(turn.completion_tokens, 0) for turn in turns)
+        tokens = _tokens(completion_tokens, turns)
         cut_short = {f"cut_short_{outcome}": 1} if is_cut_short else {}
         return cls(**{outcome: 1}, tokens=tokens, mismatched=int(not matching), earlier=len(turns), **cut_short)
 
@@ -84,7 +84,8 @@ class Counts:
 
 
 def best(samples: Iterable[Sample]) -> dict[str, Sample]:
-    """One sample per row key: ok beats truncated beats failed, more turns beat fewer, the first of equals stays."""
+    """One sample per row key: ok beats truncated beats failed, more turns beat fewer, and of two answers that were cut
+    the longer counts; the first of equals stays. `rank` says the same of counts."""
     chosen: dict[str, Sample] = {}
     for sample in samples:
         held = chosen.get(sample.row_key)
@@ -93,5 +94,16 @@ def best(samples: Iterable[Sample]) -> dict[str, Sample]:
     return chosen
 
 
-def _rank(sample: Sample) -> tuple[int, int]:
-    return RANK[sample.outcome], -len(sample.turns)
+def _rank(sample: Sample) -> tuple[int, int, int]:
+    is_cut = sample.outcome == "truncated"
+    return RANK[sample.outcome], -len(sample.turns), -_tokens(sample.completion_tokens, sample.turns) * is_cut
+
+
+def rank(counts: Counts) -> tuple[int, int, int]:
+    """Of one row: the smaller, the better."""
+    outcome = next(number for number, found in enumerate((counts.ok, counts.truncated, counts.failed)) if found)
+    return outcome, -counts.earlier, -counts.tokens * counts.truncated
+
+
+def _tokens(completion_tokens: int, turns: Sequence[Turn]) -> int:
+    return max(completion_tokens, 0) + sum(max(turn.completion_tokens, 0) for turn in turns)

@@ -62,12 +62,19 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfinished:
-    """An answer that was cut at its length and is to be continued from its exact ids."""
+    """An answer that was cut at its length and is to be continued from its exact ids.
+
+    `max_tokens` is the budget of the whole answer, what is there included. The texts are for where no tokenizer can
+    make them of all ids.
+    """
 
     prompt_token_ids: list[int]
     token_ids: list[int]
     max_tokens: int
-    """Of the whole answer, what is there included."""
+    reasoning: str | None = None
+    reasoning_source: str | None = None
+    content: str | None = None
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ ROLES = {
     "runs priority": "draftfleet.orders:set_priority",
     "runs budget": "draftfleet.orders:set_budget",
     "runs delete": "draftfleet.deletion:delete",
+    "continue": "draftfleet.continuing:go_on",
     "dead list": "draftfleet.dead:show_list",
     "dead show": "draftfleet.dead:show_one",
     "dead revive": "draftfleet.dead:revive",

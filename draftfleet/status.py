@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from draftfleet import accounting, control, live
+from draftfleet import accounting, control, drawing, live
 from draftfleet.accounting import Accountant
 from draftfleet.drafters import names, read
 from draftfleet.errors import QueueError
@@ -65,6 +65,7 @@ def collect(settings: Settings, accountant: Accountant) -> dict[str, Any]:
     run = accountant.run
     state["drafters"] = drafters(run)
     state["control"] = control.read(run).model_dump()
+    state["drawn"] = _drawn(run)
     try:
         client = connect(settings)
         state["queue"] = {"waiting": queued(client, model_of(run)), "error": None}
@@ -73,6 +74,16 @@ def collect(settings: Settings, accountant: Accountant) -> dict[str, Any]:
         state["queue"] = {"waiting": None, "error": str(error)}
         state["workers"] = []
     return state
+
+
+def _drawn(run: Run) -> list[dict[str, Any]]:
+    """How many rows are asked in which way, where there is a choice: the producer's count. Before it has finished the
+    shares that are to be expected."""
+    if drawn := (run.sealed() or {}).get("drawn"):
+        total = sum(way["rows"] for way in drawn)
+        return [way | {"share": way["rows"] / max(total, 1)} for way in drawn]
+    ways = drawing.ways(drawing.asked(run))
+    return [way.drawn | {"rows": None, "share": way.share} for way in ways if way.drawn]
 
 
 def drafters(run: Run) -> dict[str, Any]:
@@ -95,7 +106,7 @@ def _training_state(progress: dict[str, Any]) -> str:
 
 def render(state: dict[str, Any]) -> RenderableType:
     """Tables of the state: rows, workers, drafters, and what needs a person."""
-    parts: list[RenderableType] = [_rows(state)]
+    parts: list[RenderableType] = [_rows(state), *map(Text, _asked(state["drawn"]))]
     if state["workers"]:
         parts.append(_workers(state["workers"]))
     if state["drafters"]:
@@ -122,7 +133,7 @@ def warnings(state: dict[str, Any]) -> list[str]:
         found.append(f"{batches['dead']} rows were given up: see `draftfleet dead list`.")
     if state["mismatched"]:
         found.append(f"{state['mismatched']} rows have ids that do not match the server's count: kept, not trained on.")
-    found += _ended(state["ended"])
+    found += _not_continued(state["not_continued"]) + _ended(state["ended"])
     if state["expected"] is None:
         found.append("the producer has not finished: totals are not final.")
     if not state["identity_holds"]:
@@ -136,6 +147,25 @@ def warnings(state: dict[str, Any]) -> list[str]:
     if state["pending"] and is_running and not state["workers"] and not state["queue"]["error"]:
         found.append("rows are pending and no worker is there: start `draftfleet work --servers URL,...`.")
     return found
+
+
+def _asked(drawn: list[dict[str, Any]]) -> list[str]:
+    """`asked with thinking on 50.2 % (502 rows), thinking off 49.8 % (498 rows)`"""
+    ways: list[str] = []
+    for way in drawn:
+        knobs = [f"{name} {_knob(value)}" for name, value in way.items() if name not in ("rows", "share")]
+        rows = "" if way["rows"] is None else f" ({way['rows']:,} rows)"
+        ways.append(f"{' and '.join(knobs)} {way['share']:.1%}{rows}")
+    return [f"asked with {', '.join(ways)}"] if ways else []
+
+
+def _knob(value: object) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+
+
+def _not_continued(count: int) -> list[str]:
+    do = "`draftfleet continue --max-tokens N --dry-run` says why"
+    return [f"{count} cut answers could not go on and stand as they are: {do}."] if count else []
 
 
 def _ended(counts: dict[str, int]) -> list[str]:

@@ -88,6 +88,13 @@ class Row:
     def is_accused(self) -> bool:
         return self.deaths >= ACCUSED_DEATHS
 
+    def cost(self, sample: Sample) -> tuple[int, float]:
+        """Tokens and seconds of an answer; of one that went on, without what was there."""
+        unfinished = self.asked.unfinished
+        if unfinished is None:
+            return sample.completion_tokens, sample.seconds
+        return sample.completion_tokens - len(unfinished.token_ids), sample.seconds - unfinished.seconds
+
     def answered(self, sample: Sample) -> Sample:
         """Turn to what is asked next. Returns what is kept: the sample, or, where a turn follows, what there is."""
         if not self.batch.content.every_turn:

@@ -15,7 +15,7 @@ from draftfleet.logs import event
 from draftfleet.records import IdsSource, Sample
 from draftfleet.tokens import TargetTokenizer
 from draftfleet.training_rows import turn_key
-from workers import text_ids
+from workers import continuation, text_ids
 from workers.batch import Batch, Row
 from workers.client import Client
 from workers.dialects import Ask, Completion, decode
@@ -43,23 +43,31 @@ class Generator:
         content = row.batch.content
         if row.prompt_tokens is None and row.asked.turns:
             await asyncio.to_thread(self._measure, row)
-        asked_ids = await self._asked_ids(row, server)
-        request = server.dialect.request(
-            Ask(
-                model=content.model,
-                messages=row.asked.messages,
-                sampling=row.sampling.model_copy(update={"max_tokens": self._max_tokens(row, server)}),
-                tools=row.prompt.tools,
-                seed=row_seed(content.sampling.seed, turn_key(row.prompt.row_key, len(row.asked.turns))),
-                prompt_token_ids=asked_ids,
-            )
+        unfinished = row.asked.unfinished
+        asked_ids = None if unfinished else await self._asked_ids(row, server)
+        ask = Ask(
+            model=content.model,
+            messages=row.asked.messages,
+            sampling=row.sampling.model_copy(update={"max_tokens": self._max_tokens(row, server)}),
+            tools=row.prompt.tools,
+            seed=row_seed(content.sampling.seed, turn_key(row.prompt.row_key, len(row.asked.turns))),
+            prompt_token_ids=asked_ids,
         )
+        if unfinished is None:
+            request = server.dialect.request(ask)
+        else:
+            request = continuation.request(server.dialect, ask, unfinished, server.url)
         started_at, clock = time.time(), time.monotonic()
         status, headers, raw = await self._client.complete(server.url, *request)
         if status != 200:
             raise server.dialect.classify(status, headers, raw)
         completion = text_ids.read(server.dialect, decode(raw), self._tokenizer, asked_ids)
         seconds = time.monotonic() - clock
+        if unfinished is not None:
+            completion = await asyncio.to_thread(
+                continuation.joined, unfinished, completion, self._tokenizer, server.url
+            )
+            seconds += unfinished.seconds
         prompt_ids, ids, source = await self._ids(row, completion)
         return Sample(
             **_identity(row),
@@ -106,6 +114,9 @@ class Generator:
 
     def _measure(self, row: Row) -> None:
         """Note the length of what is asked, where it can be known."""
+        if unfinished := row.asked.unfinished:
+            row.prompt_tokens = len(unfinished.prompt_token_ids) + len(unfinished.token_ids)
+            return
         if self._tokenizer is None:
             return
         try:
@@ -115,14 +126,16 @@ class Generator:
 
     def _max_tokens(self, row: Row, server: Server) -> int:
         """As many as the run pins, fewer where the context ends before. Raises BadRequest where nothing fits."""
-        wanted = row.sampling.max_tokens
+        unfinished = row.asked.unfinished
+        wanted = unfinished.max_tokens - len(unfinished.token_ids) if unfinished else row.sampling.max_tokens
         known = (self._context_tokens, server.context_tokens)
         context = min((tokens for tokens in known if tokens is not None), default=None)
         if context is None or row.prompt_tokens is None:
             return wanted
         if row.prompt_tokens >= context:
+            what = "prompt" if unfinished is None else "prompt and answer so far of"
             raise BadRequest(
-                f"prompt {row.prompt.prompt_id} has {row.prompt_tokens} tokens and the context of {server.url} holds "
+                f"{what} {row.prompt.prompt_id} has {row.prompt_tokens} tokens and the context of {server.url} holds "
                 f"{context}: nothing is left for an answer. Serve the target with a longer context, or leave it out."
             )
         return min(wanted, context - row.prompt_tokens)

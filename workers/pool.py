@@ -233,6 +233,7 @@ class Pool:
         try:
             sample = await self._ask(row, server)
             self._free_slot(asyncio.current_task(), row)  # before the row turns to what is asked next
+            tokens, seconds = row.cost(sample)
             kept = row.answered(sample)
         except ServerError as error:
             fault = error
@@ -245,8 +246,8 @@ class Pool:
             log.exception(event("row raised", batch=row.batch.name, row=row.prompt.row_key, server=server.url))
             fault = Transient(f"the worker could not handle the answer of {server.url}: {error!r}", kind="unusable")
         else:
-            server.completed(max(sample.completion_tokens, 0), sample.seconds)
-            self._tally.answer(server.url, kept, sample.completion_tokens, sample.seconds)
+            server.completed(max(tokens, 0), seconds)
+            self._tally.answer(server.url, kept, tokens, seconds)
             row.batch.finish(kept)
             if kept.outcome == "unfinished":
                 self._again(row)

@@ -14,7 +14,18 @@ from typer.core import TyperGroup
 
 import draftfleet
 from draftfleet import logs
-from draftfleet.cli import dead, doctoring, exporting, faking, generation, importing, looking, runs, training
+from draftfleet.cli import (
+    continuing,
+    dead,
+    doctoring,
+    exporting,
+    faking,
+    generation,
+    importing,
+    looking,
+    runs,
+    training,
+)
 from draftfleet.cli.role import ROLES
 from draftfleet.errors import DraftfleetError, ServerError
 from draftfleet.redaction import redact
@@ -43,6 +54,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "runs priority": runs.priority,
     "runs budget": runs.budget,
     "runs delete": runs.delete,
+    "continue": continuing.continue_,
     "dead list": dead.list_letters,
     "dead show": dead.show,
     "dead revive": dead.revive,

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 
-from draftfleet.again import Again, rank
+from draftfleet.again import Again
 from draftfleet.errors import CorruptFile
 from draftfleet.logs import event
 from draftfleet.names import Split, is_again, parent_of, split_of
-from draftfleet.outcomes import Counts, best
+from draftfleet.outcomes import Counts, best, rank
 from draftfleet.records import Sample
 from draftfleet.runs import Run
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from draftfleet import again
 from draftfleet.accounting import Accountant, Accounting
+from draftfleet.asking_again import Asking, create, mend
 from draftfleet.letters import find
 from draftfleet.names import again_id, batch_id, is_again, parent_of, parts_of, split_of
 from draftfleet.records import Prompt, Sample
@@ -57,9 +57,9 @@ def account(run: Run) -> tuple[int, int, int, int]:
     return said.ok, said.truncated, said.failed, said.pending
 
 
-def revive(run: Run, batch_size: int = 64, **options: Any) -> dict[str, int]:
-    samples = [letter.sample for letter in find(run) if letter.sample is not None]
-    return again.create(run, samples, batch_size=batch_size, **options)
+def revive(run: Run, batch_size: int = 64, *, alone: bool = False) -> dict[str, int]:
+    rows = [Asking(letter.sample, alone=alone) for letter in find(run) if letter.sample is not None]
+    return create(run, rows, batch_size=batch_size)
 
 
 def answer(run: Run, batch: str, make_sample: MakeSample, **fields: Any) -> None:
@@ -158,7 +158,7 @@ def test_an_again_batch_may_be_split_and_a_row_of_it_may_die(bad: Run, make_samp
 
 
 def test_rows_that_end_their_holder_are_single_from_the_start(bad: Run) -> None:
-    made = revive(bad, alone=lambda _: True)
+    made = revive(bad, alone=True)
 
     assert made == {FIRST: 3}
     assert [batch for batch in bad.outstanding() if is_again(batch)] == parts_of(FIRST, 3)
@@ -168,7 +168,7 @@ def test_rows_that_end_their_holder_are_single_from_the_start(bad: Run) -> None:
 def test_an_outcome_that_is_no_failure_can_be_superseded_too(bad: Run, make_sample: MakeSample) -> None:
     truncated = [sample for sample in bad.read_samples(WHOLE) if sample.outcome == "truncated"]
 
-    made = again.create(bad, truncated, batch_size=64)
+    made = create(bad, map(Asking, truncated), batch_size=64)
     asked = account(bad)
     answer(bad, FIRST, make_sample, **FAILED)
 
@@ -201,20 +201,20 @@ def test_many_who_revive_at_the_same_moment_ask_each_row_once(bad: Run) -> None:
 
 
 def test_what_a_process_left_that_died_in_reviving_is_finished_by_the_next(bad: Run) -> None:
-    revive(bad, alone=lambda _: True)
+    revive(bad, alone=True)
     wanted = bad.read_prompts(FIRST)
     bad.storage.delete(f"run/prompts/{FIRST}.jsonl.gz")
     bad.storage.delete(f"run/split/{FIRST}.json")
     half_made = account(bad)
 
-    mended = again.mend(bad)
+    mended = mend(bad)
 
     assert half_made == (3, 1, 3, 1)
     assert mended == [FIRST]
     assert bad.read_prompts(FIRST) == wanted
     assert bad.is_split(FIRST)
     assert account(bad) == (3, 1, 0, 4)
-    assert again.mend(bad) == []
+    assert mend(bad) == []
 
 
 def test_an_accountant_that_goes_on_says_what_a_fresh_one_says(bad: Run, make_sample: MakeSample) -> None:

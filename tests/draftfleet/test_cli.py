@@ -257,11 +257,17 @@ def test_a_named_flag_wins_over_set_which_wins_over_the_environment_and_the_file
 
 
 TEXTS = ("train", "pause", "resume", "cancel", "drain", "runs priority", "runs budget", "runs delete")
-RETURNS = dict.fromkeys(("produce", "evaluate", "export", "dead revive", "dead export"), "fields")
+RETURNS = dict.fromkeys(("produce", "evaluate", "export", "continue", "dead revive", "dead export"), "fields")
 RETURNS |= dict.fromkeys(TEXTS, "text")
 """What the command line expects of a role: a result, a sentence, or an exit code."""
 
-ARGUMENT = {"export-data": ["folder"], "dead show": ["b05c"], "dead export": ["x.jsonl"], "runs delete": ["--yes"]}
+ARGUMENT = {
+    "continue": ["--max-tokens", "8"],
+    "export-data": ["folder"],
+    "dead show": ["b05c"],
+    "dead export": ["x.jsonl"],
+    "runs delete": ["--yes"],
+}
 """Where one is required, or a question asked."""
 
 FLAGS_OF: dict[str, tuple[str, dict[str, Any]]] = {

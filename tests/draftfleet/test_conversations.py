@@ -10,8 +10,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from draftfleet import again, shards
+from draftfleet import shards
 from draftfleet.accounting import Accountant
+from draftfleet.asking_again import Asking, create, mend
 from draftfleet.claims import Claims
 from draftfleet.conversations import Sources
 from draftfleet.dead import export
@@ -67,7 +68,7 @@ def failed(run: Run, make_sample: MakeSample) -> Run:
 
 
 def revive(run: Run) -> dict[str, int]:
-    return again.create(run, [letter.sample for letter in find(run) if letter.sample], batch_size=64)
+    return create(run, [Asking(letter.sample) for letter in find(run) if letter.sample], batch_size=64)
 
 
 def assert_is_what_is_left(prompt: Prompt) -> None:
@@ -130,7 +131,7 @@ def test_an_again_batch_that_was_left_half_made_is_finished_with_the_turns(faile
     revive(failed)
     failed.storage.delete(f"run/prompts/{FIRST}.jsonl.gz")
 
-    assert again.mend(failed) == [FIRST]
+    assert mend(failed) == [FIRST]
 
     assert_is_what_is_left(failed.read_prompts(FIRST)[0])
 

@@ -114,12 +114,16 @@ def test_counting_tells_how_many_rows_draw_each_way() -> None:
     assert counted == [{"thinking": True, "rows": on}, {"thinking": False, "rows": ROWS - on}]
 
 
-def test_a_server_is_tried_with_each_kind_of_thinking_at_its_longest() -> None:
+def test_a_server_is_tried_with_each_kind_of_thinking_and_each_set_of_knobs_at_its_longest() -> None:
+    alike = Sampling(mixture=[Variant(temperature=0.1), Variant(temperature=0.9, max_tokens=9999), Variant(top_k=5)])
+
     assert [(one.thinking, one.reasoning_effort, one.max_tokens) for one in drawing.to_try(MIXED)] == [
-        (True, None, 400),
-        (True, "low", 100),
-        (False, None, 400),
-        (False, "low", 100),
+        *[(True, None, 100), (True, "low", 100), (True, None, 400)],
+        *[(False, None, 100), (False, "low", 100), (False, None, 400)],
+    ]
+    assert [(one.temperature, one.max_tokens, one.top_k) for one in drawing.to_try(alike)] == [
+        (0.9, 9999, None),
+        (None, 8192, 5),
     ]
     assert drawing.to_try(Sampling(thinking=False)) == [Sampling(thinking=False)]
 

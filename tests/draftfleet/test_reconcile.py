@@ -10,8 +10,8 @@ import pytest
 import redis
 from celery import Celery
 
-from draftfleet import again
 from draftfleet.accounting import Accountant
+from draftfleet.asking_again import Asking, create
 from draftfleet.claims import Claims
 from draftfleet.errors import QueueError
 from draftfleet.names import batch_id, parts_of
@@ -323,7 +323,7 @@ def test_a_finished_run_gets_work_again_by_a_batch_that_was_being_made_at_the_la
         return put(batch, prompts)
 
     monkeypatch.setattr(run, "write_prompts", look_first)
-    again.create(run, run.read_samples(BATCH), batch_size=64)
+    create(run, map(Asking, run.read_samples(BATCH)), batch_size=64)
 
     assert reconciler.republish() == 1
 

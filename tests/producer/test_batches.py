@@ -117,3 +117,18 @@ def test_full_batches_are_kept_when_the_reading_fails(run: Run, make_prompts: Pr
         write_all(Writer(run, published.extend, always, ignore), broken())
 
     assert published == run.batches() == ["train-000000"]
+
+
+def test_the_samples_of_a_prompt_stay_together_though_a_batch_gets_longer_by_them(make_prompts: Prompts) -> None:
+    handed: list[Batch] = []
+    prompts = make_prompts(3)
+    batches = Batches(4, next_numbers([]), handed.append, samples=3)
+
+    for prompt in prompts:
+        batches.add(prompt)
+    batches.close()
+
+    keys = [[(prompt.prompt_id, prompt.sample) for prompt in batch] for _, batch in handed]
+    samples = [[(prompt.prompt_id, number) for number in range(3)] for prompt in prompts]
+    assert keys == [samples[0] + samples[1], samples[2]]
+    assert len({prompt.row_key for _, batch in handed for prompt in batch}) == 9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -93,3 +94,13 @@ def test_a_file_of_a_run_that_had_this_name_before_is_not_believed(run: Run, fil
 
 def test_the_hash_of_a_text_is_the_same_in_every_process(make_prompts: Prompts) -> None:
     assert Held.of("train-000000", make_prompts(1)).texts == [4594773267571962213]  # blake2b of "question 0", 8 bytes
+
+
+def test_a_prompt_that_is_sampled_several_times_is_held_once(run: Run, make_prompts: Prompts) -> None:
+    prompts = make_prompts(2)
+    asked = [replace(prompt, sample=number) for prompt in prompts for number in range(4)]
+    run.write_prompts("train-000000", asked)
+
+    [(held, _)] = read_held(run, run.batches())
+
+    assert held == Held.of("train-000000", prompts)
