@@ -19,7 +19,7 @@ import pytest
 
 import draftfleet
 from draftfleet import cli, errors
-from draftfleet.cli.role import PARTS
+from draftfleet.roles import PARTS
 from draftfleet.flags import FLAGS
 from draftfleet.settings import load
 
