@@ -19,8 +19,8 @@ import pytest
 
 import draftfleet
 from draftfleet import cli, errors
-from draftfleet.roles import PARTS
 from draftfleet.flags import FLAGS
+from draftfleet.roles import PARTS
 from draftfleet.settings import load
 
 Result = subprocess.CompletedProcess[str]
