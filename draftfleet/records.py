@@ -1,4 +1,4 @@
-"""What is kept: the prompt, the sample, and the Arrow schema of a sample shard.
+"""What is kept: the prompt and the sample.
 
 A prompt lies in an immutable prompt shard; a sample is one row of an immutable sample shard. Every row of a batch ends
 as one sample with an outcome, so that
@@ -13,7 +13,6 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, cast
 
-import pyarrow as pa
 from pydantic_core import PydanticSerializationError, to_json
 
 from draftfleet.errors import ErrorKind
@@ -103,10 +102,10 @@ class Prompt:
 
     def to_json(self) -> str:
         """What has its default is left out: an older version reads what it knows."""
-        fields = {name: value for name, value in _fields(self).items() if value or name not in _OPTIONAL_OF_PROMPT}
-        fields |= {"turns": [_fields(turn) for turn in self.turns]} if self.turns else {}
-        fields |= {"unfinished": _fields(self.unfinished)} if self.unfinished else {}
-        return _compact(fields)
+        fields = {name: value for name, value in fields_of(self).items() if value or name not in _OPTIONAL_OF_PROMPT}
+        fields |= {"turns": [fields_of(turn) for turn in self.turns]} if self.turns else {}
+        fields |= {"unfinished": fields_of(self.unfinished)} if self.unfinished else {}
+        return compact(fields)
 
     @classmethod
     def from_json(cls, line: str) -> Self:
@@ -201,7 +200,7 @@ class Sample:
         return self.ids_source != "none" and len(self.token_ids) == self.completion_tokens
 
     def to_json(self) -> str:
-        return _compact(_fields(self) | {"turns": [_fields(turn) for turn in self.turns]})
+        return compact(fields_of(self) | {"turns": [fields_of(turn) for turn in self.turns]})
 
     @classmethod
     def from_json(cls, line: str) -> Self:
@@ -209,31 +208,8 @@ class Sample:
         fields["turns"] = [Turn(**turn) for turn in fields.get("turns") or ()]
         return cls(**fields)
 
-    def to_row(self) -> dict[str, Any]:
-        """The row of a shard: open-ended JSON (tools, tool calls) as text, since Arrow columns have one type."""
-        row = _fields(self)
-        row["messages"] = [message_row(message) for message in self.messages]
-        for key in JSON_TEXTS:
-            row[key] = _text(getattr(self, key))
-        row["turns"] = [_fields(turn) for turn in self.turns]
-        row["ids_match_usage"] = self.ids_match_usage
-        return row
 
-    @classmethod
-    def from_row(cls, row: dict[str, Any]) -> Self:
-        row = {key: value for key, value in row.items() if key != "ids_match_usage"}
-        row["messages"] = [message_from_row(message) for message in row["messages"]]
-        for key in JSON_TEXTS:
-            row[key] = json.loads(row[key]) if row.get(key) is not None else None
-        row["turns"] = [Turn(**turn) for turn in row.get("turns") or ()]
-        return cls(**row)
-
-
-JSON_TEXTS = ("tools", "tool_calls", "drawn")
-"""Columns that hold JSON as text: Arrow columns have one type."""
-
-
-def _fields(record: Prompt | Sample | Turn | Unfinished) -> dict[str, Any]:
+def fields_of(record: Prompt | Sample | Turn | Unfinished) -> dict[str, Any]:
     """Shallow: `asdict` copies every message and token id, three times the cost of the JSON itself."""
     return {name: getattr(record, name) for name in record.__slots__}
 
@@ -246,107 +222,5 @@ def _object(line: str) -> dict[str, Any]:
     return cast(dict[str, Any], fields)
 
 
-def _text(value: object) -> str | None:
-    return None if value is None else _compact(value)
-
-
-def _compact(value: object) -> str:
+def compact(value: object) -> str:
     return _COMPACT.encode(value)
-
-
-MESSAGE_TEXTS = ("role", "content", "reasoning_content", "tool_call_id", "name")
-"""Fields of a message that are columns of their own when they hold text; all else lies in `extra`, as JSON."""
-
-
-def message_row(message: dict[str, Any]) -> dict[str, Any]:
-    texts = {name: message[name] for name in MESSAGE_TEXTS if isinstance(message.get(name), str)}
-    rest = {name: value for name, value in message.items() if name not in texts and name != "tool_calls"}
-    return texts | {"tool_calls": _text(message.get("tool_calls")), "extra": _text(rest or None)}
-
-
-def message_from_row(row: dict[str, Any]) -> dict[str, Any]:
-    message = {name: row[name] for name in MESSAGE_TEXTS if row[name] is not None}
-    if row["tool_calls"] is not None:
-        message["tool_calls"] = json.loads(row["tool_calls"])
-    if row["extra"] is not None:
-        message.update(cast(dict[str, Any], json.loads(row["extra"])))
-    return message
-
-
-SAMPLE_SCHEMA = pa.schema(
-    [
-        pa.field("schema_version", pa.int16()),
-        pa.field("run_id", pa.string()),
-        pa.field("run", pa.string()),
-        pa.field("batch", pa.string()),
-        pa.field("row_key", pa.string()),
-        pa.field("prompt_id", pa.string()),
-        pa.field("split", pa.string()),
-        pa.field(
-            "messages",
-            pa.list_(
-                pa.struct(
-                    [
-                        pa.field(name, pa.string())
-                        for name in (
-                            "role",
-                            "content",
-                            "reasoning_content",
-                            "tool_calls",
-                            "tool_call_id",
-                            "name",
-                            "extra",
-                        )
-                    ]
-                )
-            ),
-        ),
-        pa.field("tools", pa.string()),
-        pa.field("outcome", pa.string()),
-        pa.field("finish_reason", pa.string()),
-        pa.field("error", pa.string()),
-        pa.field("error_status", pa.int16()),
-        pa.field("error_kind", pa.string()),
-        pa.field("reasoning", pa.string()),
-        pa.field("reasoning_source", pa.string()),
-        pa.field("content", pa.string()),
-        pa.field("tool_calls", pa.string()),
-        pa.field("prompt_token_ids", pa.list_(pa.int32())),
-        pa.field("token_ids", pa.list_(pa.int32())),
-        pa.field("ids_source", pa.string()),
-        pa.field("ids_match_usage", pa.bool_()),
-        pa.field("prompt_tokens", pa.int32()),
-        pa.field("completion_tokens", pa.int32()),
-        pa.field("model", pa.string()),
-        pa.field("server", pa.string()),
-        pa.field("dialect", pa.string()),
-        pa.field("worker", pa.string()),
-        pa.field("attempt", pa.int16()),
-        pa.field("started_at", pa.float64()),
-        pa.field("seconds", pa.float64()),
-        pa.field("sample", pa.int32()),
-        pa.field("drawn", pa.string()),
-        pa.field(
-            "turns",
-            pa.list_(
-                pa.struct(
-                    [
-                        pa.field("message", pa.int32()),
-                        pa.field("finish_reason", pa.string()),
-                        pa.field("reasoning_source", pa.string()),
-                        pa.field("prompt_token_ids", pa.list_(pa.int32())),
-                        pa.field("token_ids", pa.list_(pa.int32())),
-                        pa.field("ids_source", pa.string()),
-                        pa.field("prompt_tokens", pa.int32()),
-                        pa.field("completion_tokens", pa.int32()),
-                        pa.field("server", pa.string()),
-                        pa.field("seconds", pa.float64()),
-                    ]
-                )
-            ),
-        ),
-        pa.field("ended", pa.string()),
-        pa.field("source", pa.string()),
-    ]
-)
-"""The columns of a sample shard, in order."""

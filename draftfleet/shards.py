@@ -12,8 +12,9 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from draftfleet.columns import SAMPLE_SCHEMA, row_of, sample_of
 from draftfleet.outcomes import Counts
-from draftfleet.records import SAMPLE_SCHEMA, Prompt, Sample, Turn
+from draftfleet.records import Prompt, Sample, Turn
 
 READ_FAULTS = (pa.ArrowException, ValueError, TypeError, KeyError, EOFError, OSError)
 """What a damaged sample shard makes Arrow raise, or us."""
@@ -33,7 +34,7 @@ def prompts_in(raw: bytes) -> list[Prompt]:
 
 def pack_samples(samples: list[Sample], counts: Counts, run_id: str) -> bytes:
     """Parquet with a checksum in every page, so that a shard that lost its line in the index still shows damage."""
-    table = pa.Table.from_pylist([sample.to_row() for sample in samples], SAMPLE_SCHEMA)
+    table = pa.Table.from_pylist([row_of(sample) for sample in samples], SAMPLE_SCHEMA)
     footer = {COUNTS: json.dumps(asdict(counts)), RUN_ID: run_id}
     sink = io.BytesIO()
     pq.write_table(table.replace_schema_metadata(footer), sink, compression="zstd", write_page_checksum=True)
@@ -46,7 +47,7 @@ def table_in(raw: bytes) -> pa.Table:
 
 
 def samples_in(raw: bytes) -> list[Sample]:
-    return [Sample.from_row(cast(dict[str, Any], row)) for row in table_in(raw).to_pylist()]
+    return [sample_of(cast(dict[str, Any], row)) for row in table_in(raw).to_pylist()]
 
 
 def counts_in(raw: bytes) -> Counts:

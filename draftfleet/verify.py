@@ -23,11 +23,12 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from draftfleet import shards
 from draftfleet.accounting import Accountant
+from draftfleet.columns import SAMPLE_SCHEMA
 from draftfleet.errors import CorruptFile, QueueError
 from draftfleet.index import Entry
 from draftfleet.names import parent_of
 from draftfleet.outcomes import Counts
-from draftfleet.records import SAMPLE_SCHEMA, SCHEMA_VERSION, Prompt, Sample
+from draftfleet.records import SCHEMA_VERSION, Prompt, Sample
 from draftfleet.repair import publish_again, set_aside
 from draftfleet.runs import Run
 from draftfleet.settings import Settings

@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from draftfleet.columns import SAMPLE_SCHEMA, message_row
 from draftfleet.names import Split
-from draftfleet.records import SAMPLE_SCHEMA, Conversation, Outcome, Sample, message_row
+from draftfleet.records import Conversation, Outcome, Sample
 from draftfleet.training_rows import TurnRow, rows_of
 
 JSON = dict[str, Any]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from draftfleet.columns import sample_of
 from draftfleet.errors import DataError
 from draftfleet.records import Prompt, Sample
 from producer.import_data.responses import (
@@ -84,7 +85,7 @@ def _samples(row: Row) -> Found:
     """Our own, as a shard or an export holds them."""
     try:
         known = {name: value for name, value in row.items() if name in Sample.__slots__}
-        sample = Sample.from_row(
+        sample = sample_of(
             {**known, "messages": [_with_all_fields(one) for one in parsed_list(row.get("messages"), "messages")]}
         )
     except (TypeError, ValueError, KeyError, AttributeError) as error:

@@ -17,8 +17,8 @@ import pytest
 import typer.main
 
 from draftfleet import cli
+from draftfleet.columns import SAMPLE_SCHEMA
 from draftfleet.outcomes import Counts
-from draftfleet.records import SAMPLE_SCHEMA
 from draftfleet.settings import load
 
 ROOT = Path(__file__).parents[2]

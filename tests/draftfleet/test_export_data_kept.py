@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from draftfleet import again
+from draftfleet import asking_again
+from draftfleet.asking_again import Asking
 from draftfleet.export_data.export import Exported, export
 from draftfleet.export_data.kept import Kept
 from draftfleet.export_data.units import Wanted
@@ -62,7 +63,7 @@ def test_a_row_that_was_asked_again_is_there_once_with_its_better_record(
     asked: Run, answer: Answer, tmp_path: Path
 ) -> None:
     bad = answer(FIRST, ["ok", "truncated", "failed", "truncated"])
-    again.create(asked, bad[1:], batch_size=8)
+    asking_again.create(asked, map(Asking, bad[1:]), batch_size=8)
     answer(AGAIN, ["ok", "truncated", "failed"])
 
     done, rows = exported(asked, tmp_path / "out")
@@ -73,9 +74,9 @@ def test_a_row_that_was_asked_again_is_there_once_with_its_better_record(
 
 def test_the_best_of_three_records_counts(asked: Run, answer: Answer, tmp_path: Path) -> None:
     bad = answer(FIRST, ["failed", "truncated", "truncated", "ok"])
-    again.create(asked, bad[:3], batch_size=8)
+    asking_again.create(asked, map(Asking, bad[:3]), batch_size=8)
     second = answer(AGAIN, ["truncated", "failed", "ok"])
-    again.create(asked, second[:2], batch_size=8)
+    asking_again.create(asked, map(Asking, second[:2]), batch_size=8)
     answer(ONCE_MORE, ["ok", "failed"])
 
     _, rows = exported(asked, tmp_path / "out")
@@ -85,7 +86,7 @@ def test_the_best_of_three_records_counts(asked: Run, answer: Answer, tmp_path: 
 
 def test_a_row_that_is_being_asked_again_keeps_what_there_is_of_it(asked: Run, answer: Answer, tmp_path: Path) -> None:
     bad = answer(FIRST, ["truncated", "failed", "ok", "ok"])
-    again.create(asked, bad[:2], batch_size=8)
+    asking_again.create(asked, map(Asking, bad[:2]), batch_size=8)
 
     done, rows = exported(asked, tmp_path / "out")
 
@@ -97,7 +98,7 @@ def test_an_original_that_was_done_anew_is_read_and_not_what_was_noted_of_it(
     asked: Run, answer: Answer, tmp_path: Path
 ) -> None:
     bad = answer(FIRST, ["failed", "ok", "ok", "ok"])
-    again.create(asked, bad[:1], batch_size=8)
+    asking_again.create(asked, map(Asking, bad[:1]), batch_size=8)
     answer(AGAIN, ["truncated"])
     asked.set_aside(FIRST)
     answer(FIRST, ["ok", "ok", "ok", "ok"])
@@ -138,7 +139,7 @@ def test_where_the_better_record_cannot_be_read_the_other_one_counts(
     asked: Run, answer: Answer, tmp_path: Path
 ) -> None:
     bad = answer(FIRST, ["truncated", "ok", "ok", "ok"])
-    again.create(asked, bad[:1], batch_size=8)
+    asking_again.create(asked, map(Asking, bad[:1]), batch_size=8)
     answer(AGAIN, ["ok"])
     asked.storage.local(f"run/samples/{AGAIN}.parquet").write_bytes(b"")
 

@@ -11,9 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from draftfleet.columns import SAMPLE_SCHEMA, row_of, sample_of
 from draftfleet.errors import QueueError
 from draftfleet.names import batch_id, parts_of
-from draftfleet.records import SAMPLE_SCHEMA, SCHEMA_VERSION, Prompt, Sample, prompt_id
+from draftfleet.records import SCHEMA_VERSION, Prompt, Sample, prompt_id
 from draftfleet.wire import BatchMessage, TrainMessage
 
 MakeSample = Callable[..., Sample]
@@ -43,11 +44,11 @@ def test_a_message_of_any_form_survives_json_and_arrow(
     prompt = Prompt("0" * 32, "train", [message], tools=[{"type": "function"}])
     sample = make_sample(prompt, tools=prompt.tools, tool_calls=[{"id": "a", "function": {"arguments": "{}"}}])
 
-    table = pa.Table.from_pylist([sample.to_row()], SAMPLE_SCHEMA)
+    table = pa.Table.from_pylist([row_of(sample)], SAMPLE_SCHEMA)
 
     assert Prompt.from_json(prompt.to_json()) == prompt
     assert Sample.from_json(sample.to_json()) == sample
-    assert Sample.from_row(table.to_pylist()[0]) == sample
+    assert sample_of(table.to_pylist()[0]) == sample
 
 
 def test_columns_of_a_shard_are_the_fields_of_a_sample_and_whether_its_ids_match_usage() -> None:
@@ -123,7 +124,7 @@ def test_ids_match_usage_where_there_are_as_many_as_the_server_counted(
     )
 
     assert sample.ids_match_usage is matches
-    assert sample.to_row()["ids_match_usage"] is matches
+    assert row_of(sample)["ids_match_usage"] is matches
 
 
 @pytest.mark.parametrize(

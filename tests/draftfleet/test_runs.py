@@ -7,10 +7,11 @@ from collections.abc import Callable
 import pytest
 from datasets import load_dataset
 
+from draftfleet.columns import SAMPLE_SCHEMA
 from draftfleet.errors import CorruptFile, RunConflict, RunMissing
 from draftfleet.names import batch_id, parent_of, parts_of
 from draftfleet.outcomes import best
-from draftfleet.records import SAMPLE_SCHEMA, Prompt, Sample
+from draftfleet.records import Prompt, Sample
 from draftfleet.runs import Run
 from draftfleet.storage import FileStorage
 

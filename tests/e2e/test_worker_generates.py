@@ -16,8 +16,9 @@ import pytest
 from draftfleet import live
 from draftfleet.accounting import Accountant
 from draftfleet.claims import Claims
+from draftfleet.columns import SAMPLE_SCHEMA
 from draftfleet.queue import connect, generate_queue, keys, make_app, queued, retry_queue
-from draftfleet.records import SAMPLE_SCHEMA, Prompt
+from draftfleet.records import Prompt
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.storage import FileStorage
