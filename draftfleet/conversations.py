@@ -53,7 +53,15 @@ class Sources:
     def prompt(self, sample: Sample) -> Prompt:
         """What the row of a sample is asked again with. Raises CorruptFile."""
         if not asks_every_turn(self._run):
-            return Prompt(sample.prompt_id, sample.split, sample.messages, sample.tools, sample.sample, sample.turns)
+            return Prompt(
+                sample.prompt_id,
+                sample.split,
+                sample.messages,
+                sample.tools,
+                sample.sample,
+                sample.turns,
+                source=sample.source,
+            )
         batch = parent_of(sample.batch)[0]
         try:
             if batch not in self._read:

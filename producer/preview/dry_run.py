@@ -99,7 +99,7 @@ def dry_run(
         work=work(
             met,
             lengths,
-            samples=int(getattr(settings.sampling, "n", 1)),
+            samples=settings.sampling.n,
             earlier=_evidence(storage, settings),
             mean_tokens=mean_tokens,
             tokens_per_s=tokens_per_s,

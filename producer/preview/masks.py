@@ -6,11 +6,11 @@ import json
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from draftfleet.conversations import answers
 from draftfleet.records import Conversation, Prompt
 from draftfleet.settings import Sampling
 from draftfleet.tokens import CLOSE, OPEN, TargetTokenizer
 from producer.preview.lengths import UNRENDERABLE, prompt_text
-from producer.preview.survey import answers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

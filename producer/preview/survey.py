@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from draftfleet.conversations import answers
 from draftfleet.errors import CorruptFile, RunMissing, StorageError
 from draftfleet.names import Split, batch_id
-from draftfleet.records import Conversation, Prompt
+from draftfleet.records import Prompt
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.storage import Storage
@@ -63,20 +64,6 @@ class Survey:
     with_tools: int = 0
     with_tool_calls: int = 0
     sources: dict[str, SourceCounts] = field(default_factory=dict[str, SourceCounts])
-
-
-def answers(messages: Conversation) -> list[range]:
-    """Where the assistant's turns stand. Consecutive messages are one; before the first user turn there is none."""
-    found: list[range] = []
-    has_user = False
-    for number, message in enumerate(messages):
-        if message["role"] == "assistant" and has_user:
-            if found and found[-1].stop == number:
-                found[-1] = range(found[-1].start, number + 1)
-            else:
-                found.append(range(number, number + 1))
-        has_user = has_user or message["role"] == "user"
-    return found
 
 
 def survey(reading: Reading, run: Run | None, *, every_turn: bool, each: Callable[[Prompt], None]) -> Survey:

@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from draftfleet import again, tokens
+from draftfleet import tokens
 from draftfleet.accounting import Accountant
+from draftfleet.asking_again import Asking
 from draftfleet.errors import DataError, RunConflict, RunMissing, SettingsError
 from draftfleet.names import batch_id
 from draftfleet.records import Prompt, Sample, prompt_id
@@ -399,7 +400,7 @@ def test_a_row_that_was_split_off_or_is_asked_again_is_filled_where_it_is_asked_
     run.bury(f"{names[0]}.0001", make_sample(prompts[1], f"{names[0]}.0001", outcome="failed"))
     failed = [make_sample(prompt, names[1], outcome="failed") for prompt in prompts[3:]]
     run.commit(names[1], failed)
-    again.create(run, failed[:1], batch_size=3)
+    asking_again.create(run, [Asking(failed[0])], batch_size=3)
 
     report = importing(write_jsonl([answered(prompt) for prompt in prompts]), trust_text=True)
 

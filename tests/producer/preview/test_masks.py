@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from draftfleet.conversations import answers
 from draftfleet.records import Conversation, Prompt, prompt_id
 from draftfleet.settings import Sampling
 from draftfleet.tokens import TargetTokenizer
 from producer.preview.masks import Picks, shown
-from producer.preview.survey import answers
 
 CALL: dict[str, Any] = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 MESSAGES: Conversation = [
