@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from draftfleet import tokens
+from draftfleet import asking_again, tokens
 from draftfleet.accounting import Accountant
 from draftfleet.asking_again import Asking
 from draftfleet.errors import DataError, RunConflict, RunMissing, SettingsError
