@@ -13,7 +13,6 @@ from draftfleet.names import parent_of
 from draftfleet.records import Conversation, Prompt, Sample
 from draftfleet.runs import Run
 
-
 FAILED = "the target gave no answer"
 
 
