@@ -159,15 +159,16 @@ def load(path: str | Path) -> TargetTokenizer:
     # imports an installed one (transformers 5.24: 3.5 s against 0.6 s, and 300 MB).
     from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
 
+    place = str(Path(path).expanduser())
     try:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(str(path))
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(place)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise TargetError(
             f"target.path = {str(path)!r} has no tokenizer that can be read ({error}): "
             "name the folder that holds the target's tokenizer.json, or its name on the hub."
         ) from None
     try:
-        return TargetTokenizer(str(path), tokenizer)
+        return TargetTokenizer(place, tokenizer)
     except ValueError as error:
         raise TargetError(
             f"target.path = {str(path)!r}: its tokenizer has no chat template ({error}): "
@@ -178,7 +179,7 @@ def load(path: str | Path) -> TargetTokenizer:
 def context_tokens(path: str | Path) -> int | None:
     """The longest sequence the model was made for, from its config.json; None if that is not there or does not say."""
     try:
-        config = json.loads((Path(path) / "config.json").read_text())
+        config = json.loads((Path(path).expanduser() / "config.json").read_text())
     except (OSError, ValueError):
         return None
     # A model of text and images has a part of its own for text.

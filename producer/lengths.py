@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from draftfleet import drawing, tokens
 from draftfleet.errors import SettingsError
 from draftfleet.records import Prompt
@@ -22,7 +20,7 @@ def token_counter(settings: Settings) -> CountTokens | None:
             "producer.min_prompt_tokens and producer.max_prompt_tokens need target.path: name the folder that holds "
             "the target's tokenizer.json, or its name on the hub. Or choose by characters: producer.max_prompt_chars."
         )
-    tokenizer = tokens.load(Path(settings.target.path).expanduser())
+    tokenizer = tokens.load(settings.target.path)
 
     def count(prompt: Prompt) -> int:
         asked, _ = drawing.drawn(settings.sampling, prompt.row_key)

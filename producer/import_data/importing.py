@@ -68,7 +68,7 @@ def import_data(
     _refuse_as_rest(unmatched, found)
     storage = open_storage(settings.storage)
     run = Run.open(storage, settings.run)
-    tokenizer = tokens.load(Path(settings.target.path).expanduser())
+    tokenizer = tokens.load(settings.target.path)
     maker = Maker(run, tokenizer, any_model=any_model, trusts_text=bool(trust_text))
     slots = Slots(run)
     try:
