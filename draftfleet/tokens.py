@@ -10,15 +10,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from draftfleet.errors import TargetError
 from draftfleet.records import Conversation
+from draftfleet.thoughts import CLOSE, OPEN, opens
 
 JSON = dict[str, Any]
-OPEN, CLOSE = "<think>", "</think>"
+OPENING_IDS = 16
+"""The mark that opens a thought and the white space after it, however they are cut into tokens."""
 
 
 class TargetTokenizer:
@@ -101,6 +103,10 @@ class TargetTokenizer:
         """The text of ids, special tokens included."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
+    def opens_thought(self, prompt_ids: Sequence[int]) -> bool:
+        """Whether an answer to this prompt begins inside its thought."""
+        return opens(self.decode(list(prompt_ids[-OPENING_IDS:])))
+
     def fingerprint(self) -> str:
         """Hash of vocabulary, rules and chat template: where it is equal, the same messages give the same ids."""
         rules = json.loads(self._tokenizer.backend_tokenizer.to_str())
@@ -115,7 +121,7 @@ class TargetTokenizer:
         """Texts that the answer may have been, the likeliest first: as the template writes it, then as models do."""
         prompt = self._render(messages, tools, switches)
         reasoning, content = answer["reasoning_content"], answer["content"]
-        is_open = prompt.rstrip().endswith(OPEN)
+        is_open = opens(prompt)
         if reasoning[:1].isspace() or content[:1].isspace():
             # The server strips nothing, so what stands between the marks is known.
             texts = _raw(reasoning, content, start="" if is_open else OPEN)

@@ -17,7 +17,8 @@ from draftfleet.errors import RunConflict
 from draftfleet.records import Conversation, IdsSource, Outcome, Prompt, Sample, Turn
 from draftfleet.runs import Run
 from draftfleet.settings import Sampling
-from draftfleet.tokens import CLOSE, OPEN, TargetTokenizer
+from draftfleet.thoughts import CLOSE, OPEN
+from draftfleet.tokens import TargetTokenizer
 from producer.import_data.responses import Refused, Response, earlier_answer, split_thought
 
 WORKER = DIALECT = "import-data"
@@ -177,7 +178,7 @@ class Maker:
     def _verbatim(self, response: Response, prompt_ids: Sequence[int]) -> list[int] | None:
         """Of a text in which the thought stood between its tags; None if the tags say it was not all the text."""
         text = response.verbatim or ""
-        opens = self._tokenizer.decode(list(prompt_ids[-8:])).rstrip().endswith(OPEN)
+        opens = self._tokenizer.opens_thought(prompt_ids)
         if opens and text.lstrip().startswith(OPEN):
             text = text.lstrip().removeprefix(OPEN)
         elif not opens and CLOSE in text and not text.lstrip().startswith(OPEN):
