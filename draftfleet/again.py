@@ -5,8 +5,8 @@
 
 Shards never change, so a row that is asked again has several records. It counts once: as pending while any batch that
 asks it is outstanding, then as the best of them (draftfleet.outcomes). It is asked from its beginning, or, where its
-answer was cut, asked to go on. A record is superseded once: who asks for it
-again finds its successor, and a successor may be superseded in its turn.
+answer was cut, asked to go on. A record is superseded once: who asks for it again finds its successor, and a successor
+may be superseded in its turn.
 
 The file in `again/` comes first and its number is the next one, put only if absent: of two processes that make a batch
 at the same moment one is told, looks again, and leaves out what the other asks. Without its prompt shard it means

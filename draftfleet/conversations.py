@@ -13,6 +13,8 @@ from draftfleet.names import parent_of
 from draftfleet.records import Conversation, Prompt, Sample
 from draftfleet.runs import Run
 
+FAILED = "the target gave no answer"
+
 
 def asks_every_turn(run: Run) -> bool:
     """Whether the run pins producer.turns = "all"."""
@@ -34,6 +36,18 @@ def answers(messages: Conversation) -> list[range]:
                 found.append(range(number, number + 1))
         has_user = has_user or message["role"] == "user"
     return found
+
+
+def next_turn(prompt: Prompt) -> Prompt:
+    """The turn that is asked next, on those that are finished: without the source's answers from there on."""
+    left = answers(prompt.messages)[len(prompt.turns) :]
+    return replace(prompt, messages=prompt.messages[: left[0].start]) if left else prompt
+
+
+def ended(why: str, source: Prompt, num_finished: int) -> str | None:
+    """That a conversation ends at the turn after so many, and why; None where the source has no turn after that one."""
+    total = len(answers(source.messages)) + 1
+    return None if num_finished + 1 == total else f"{why} at turn {num_finished + 1} of {total}"
 
 
 def merged(source: Prompt, sample: Sample) -> Prompt:

@@ -92,6 +92,11 @@ def to_try(sampling: Sampling) -> list[Sampling]:
     return [found[kind] for kind in sorted(found, key=lambda kind: ON_FIRST[kind[0]])]
 
 
+def max_tokens(sampling: Sampling) -> int:
+    """Of the longest answer that any row may give."""
+    return max(way.drawn.get("max_tokens", sampling.max_tokens) for way in ways(sampling))
+
+
 class _Dice:
     """Of one run, made ready for many rows."""
 

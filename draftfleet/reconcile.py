@@ -16,11 +16,11 @@ from typing import Any
 import redis
 from celery import Celery
 
-from draftfleet import again, cleanup, control, drafters, settings
+from draftfleet import again, cleanup, control, drafters, drawing, settings
 from draftfleet.claims import Claims, Lapsed, published_key
 from draftfleet.control import Control
-from draftfleet.conversations import asks_every_turn
-from draftfleet.errors import CorruptFile, RunMissing, StorageError
+from draftfleet.conversations import FAILED, asks_every_turn, ended, next_turn
+from draftfleet.errors import CorruptFile, RunError, RunMissing, StorageError
 from draftfleet.index import fill
 from draftfleet.letters import note_unreadable
 from draftfleet.logs import event
@@ -110,7 +110,7 @@ class Reconciler:
         for run in self.runs:
             try:
                 total += look(run)
-            except (StorageError, OSError) as error:
+            except (StorageError, RunError, OSError) as error:
                 log.error(event("run not reconciled", run=run.name, error=str(error)))
         return total
 
@@ -187,7 +187,7 @@ class Reconciler:
             note_unreadable(run, claim.name, error, worker="")
             return
         if row is not None:
-            run.bury(claim.name, _given_up(run, claim, prompts[0], _begun(run, prompts[0])))
+            run.bury(claim.name, _given_up(run, claim, prompts[0]))
             log.error(event("row given up", run=run.name, batch=claim.name, attempts=claim.attempts))
         else:
             run.split(claim.name, len(prompts))
@@ -240,7 +240,10 @@ def model_of(run: Run) -> str:
     return str(run.info.content["target.model"])
 
 
-def _given_up(run: Run, claim: Lapsed, prompt: Prompt, begun: Sample | None) -> Sample:
+def _given_up(run: Run, claim: Lapsed, prompt: Prompt) -> Sample:
+    """Of a conversation up to the turn that was asked last. Raises RunError, as a worker would for its settings."""
+    every_turn = asks_every_turn(run)
+    asked = (_begun(run, claim.name, prompt) or next_turn(prompt)) if every_turn else prompt
     return Sample(
         run_id=run.run_id,
         run=run.name,
@@ -248,7 +251,7 @@ def _given_up(run: Run, claim: Lapsed, prompt: Prompt, begun: Sample | None) -> 
         row_key=prompt.row_key,
         prompt_id=prompt.prompt_id,
         split=prompt.split,
-        messages=prompt.messages if begun is None else begun.messages,
+        messages=asked.messages,
         tools=prompt.tools,
         outcome="failed",
         error=f"the worker ended {claim.attempts} times while this row was the only one of its batch",
@@ -257,14 +260,15 @@ def _given_up(run: Run, claim: Lapsed, prompt: Prompt, begun: Sample | None) -> 
         attempt=claim.attempts,
         started_at=time.time(),
         sample=prompt.sample,
-        turns=prompt.turns if begun is None else begun.turns,
+        drawn=drawing.drawn(drawing.asked(run), prompt.row_key)[1] or None,
+        turns=asked.turns,
+        ended=ended(FAILED, prompt, len(asked.turns)) if every_turn else None,
         source=prompt.source,
     )
 
 
-def _begun(run: Run, prompt: Prompt) -> Sample | None:
-    """What the holders of a conversation finished of it."""
-    if not asks_every_turn(run):
-        return None
-    found = (sample for name in run.partials() for sample in run.read_partial(name))
+def _begun(run: Run, batch: str, prompt: Prompt) -> Sample | None:
+    """What the holders of a conversation finished of it. A single row finds itself in its parent's rows."""
+    names = {batch, parent_of(batch)[0]}
+    found = (sample for name in run.partials() for sample in run.read_partial(name) if sample.batch in names)
     return best(sample for sample in found if sample.row_key == prompt.row_key).get(prompt.row_key)

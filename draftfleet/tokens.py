@@ -10,15 +10,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from draftfleet.errors import TargetError
 from draftfleet.records import Conversation
+from draftfleet.thoughts import CLOSE, OPEN, opens
 
 JSON = dict[str, Any]
-OPEN, CLOSE = "<think>", "</think>"
+OPENING_IDS = 16
+"""The mark that opens a thought and the white space after it, however they are cut into tokens."""
 
 
 class TargetTokenizer:
@@ -101,6 +103,10 @@ class TargetTokenizer:
         """The text of ids, special tokens included."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
+    def opens_thought(self, prompt_ids: Sequence[int]) -> bool:
+        """Whether an answer to this prompt begins inside its thought."""
+        return opens(self.decode(list(prompt_ids[-OPENING_IDS:])))
+
     def fingerprint(self) -> str:
         """Hash of vocabulary, rules and chat template: where it is equal, the same messages give the same ids."""
         rules = json.loads(self._tokenizer.backend_tokenizer.to_str())
@@ -115,7 +121,7 @@ class TargetTokenizer:
         """Texts that the answer may have been, the likeliest first: as the template writes it, then as models do."""
         prompt = self._render(messages, tools, switches)
         reasoning, content = answer["reasoning_content"], answer["content"]
-        is_open = prompt.rstrip().endswith(OPEN)
+        is_open = opens(prompt)
         if reasoning[:1].isspace() or content[:1].isspace():
             # The server strips nothing, so what stands between the marks is known.
             texts = _raw(reasoning, content, start="" if is_open else OPEN)
@@ -159,15 +165,16 @@ def load(path: str | Path) -> TargetTokenizer:
     # imports an installed one (transformers 5.24: 3.5 s against 0.6 s, and 300 MB).
     from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
 
+    place = str(Path(path).expanduser())
     try:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(str(path))
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(place)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise TargetError(
             f"target.path = {str(path)!r} has no tokenizer that can be read ({error}): "
             "name the folder that holds the target's tokenizer.json, or its name on the hub."
         ) from None
     try:
-        return TargetTokenizer(str(path), tokenizer)
+        return TargetTokenizer(place, tokenizer)
     except ValueError as error:
         raise TargetError(
             f"target.path = {str(path)!r}: its tokenizer has no chat template ({error}): "
@@ -178,7 +185,7 @@ def load(path: str | Path) -> TargetTokenizer:
 def context_tokens(path: str | Path) -> int | None:
     """The longest sequence the model was made for, from its config.json; None if that is not there or does not say."""
     try:
-        config = json.loads((Path(path) / "config.json").read_text())
+        config = json.loads((Path(path).expanduser() / "config.json").read_text())
     except (OSError, ValueError):
         return None
     # A model of text and images has a part of its own for text.

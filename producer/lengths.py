@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from draftfleet import tokens
+from draftfleet import drawing, tokens
 from draftfleet.errors import SettingsError
 from draftfleet.records import Prompt
 from draftfleet.settings import Settings
@@ -22,13 +20,12 @@ def token_counter(settings: Settings) -> CountTokens | None:
             "producer.min_prompt_tokens and producer.max_prompt_tokens need target.path: name the folder that holds "
             "the target's tokenizer.json, or its name on the hub. Or choose by characters: producer.max_prompt_chars."
         )
-    tokenizer = tokens.load(Path(settings.target.path).expanduser())
-    sampling = settings.sampling
-    template_kwargs = sampling.extra_body.get("chat_template_kwargs")
+    tokenizer = tokens.load(settings.target.path)
 
     def count(prompt: Prompt) -> int:
+        asked, _ = drawing.drawn(settings.sampling, prompt.row_key)
         try:
-            return len(tokenizer.prompt_ids(prompt.messages, prompt.tools, sampling.thinking, template_kwargs))
+            return len(tokenizer.prompt_ids(prompt.messages, prompt.tools, asked.thinking, asked.template_kwargs))
         except Exception as error:  # a template is a program: it raises what it likes, and one row ends nothing
             raise Rejected("not rendered", f"the target's template refuses it: {error}") from None
 

@@ -224,7 +224,7 @@ def _fingerprint(path: str) -> str | None:
     if not path:
         return None
     try:
-        return tokens.load(Path(path).expanduser()).fingerprint()
+        return tokens.load(path).fingerprint()
     except TargetError as error:
         log.warning(event("target fingerprint unknown", path=path, why=error))
         return None

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from draftfleet.errors import BadRequest
 from draftfleet.records import Unfinished
-from draftfleet.tokens import CLOSE, OPEN, TargetTokenizer
+from draftfleet.thoughts import CLOSE, OPEN
+from draftfleet.tokens import TargetTokenizer
 from workers.dialects import Ask, Completion, Dialect, Request
 from workers.dialects.openai import split_reasoning
 
@@ -57,7 +58,7 @@ def _texts(
     """Reasoning, where it stood, and content: from the text of all ids, where it says where the thought ends."""
     if tokenizer is not None:
         text = tokenizer.decode(ids).removesuffix(tokenizer.end_of_turn)
-        was_open = tokenizer.decode(unfinished.prompt_token_ids).rstrip().endswith(OPEN)
+        was_open = tokenizer.opens_thought(unfinished.prompt_token_ids)
         if was_open or OPEN in text or CLOSE in text or not unfinished.reasoning:
             text = text if not was_open or text.lstrip().startswith(OPEN) else OPEN + text
             reasoning, source, content = split_reasoning({}, text)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from draftfleet.conversations import answers
+from draftfleet.conversations import FAILED, answers, ended, next_turn
 from draftfleet.records import Conversation, Prompt, Sample, Turn
 
 Message = dict[str, Any]
@@ -24,15 +24,13 @@ Message = dict[str, Any]
 CALLS_DIFFER = "the target's tool calls differ from the source's"
 NO_CALL = "the source has tool results that answer none of its calls"
 CUT = "the answer was cut at its length"
-FAILED = "the target gave no answer"
 
 
 def first(prompt: Prompt, begun: Sample | None) -> Prompt:
     """The turn that is asked first; after those that an earlier holder finished, where there are any."""
     if begun is not None:
         return _next(prompt, begun.messages, begun.turns)
-    left = answers(prompt.messages)[len(prompt.turns) :]
-    return replace(prompt, messages=prompt.messages[: left[0].start]) if left else prompt
+    return next_turn(prompt)
 
 
 def following(prompt: Prompt, asked: Prompt, answer: Sample) -> Prompt | str | None:
@@ -41,18 +39,15 @@ def following(prompt: Prompt, asked: Prompt, answer: Sample) -> Prompt | str | N
     number = len(asked.turns)
     if number >= len(spans):
         return None
-    where = f"at turn {number + 1} of {len(spans) + 1}"
-    if answer.outcome == "truncated":
-        return f"{CUT} {where}"
     if answer.outcome != "ok":
-        return f"{FAILED} {where}"
+        return ended(CUT if answer.outcome == "truncated" else FAILED, prompt, number)
     span = spans[number]
     end = spans[number + 1].start if number + 1 < len(spans) else len(prompt.messages)
     message = _message(answer)
     calls = [call for one in prompt.messages[span.start : span.stop] for call in one.get("tool_calls") or ()]
     context = spliced(prompt.messages[span.stop : end], calls, message.get("tool_calls") or [])
     if isinstance(context, str):
-        return f"{context} {where}"
+        return ended(context, prompt, number)
     return _next(prompt, [*asked.messages, message, *context], [*asked.turns, _turn(answer, len(asked.messages))])
 
 
@@ -75,6 +70,7 @@ def unfinished(answer: Sample, asked: Prompt) -> Sample:
         sample=answer.sample,
         drawn=answer.drawn,
         turns=asked.turns,
+        source=answer.source,
     )
 
 

@@ -7,11 +7,9 @@ from typing import Any
 
 from draftfleet.records import Prompt
 from draftfleet.settings import Sampling
-from draftfleet.tokens import CLOSE, OPEN, TargetTokenizer
+from draftfleet.thoughts import CLOSE
+from draftfleet.tokens import TargetTokenizer
 from workers.dialects import Completion, Dialect
-
-OPENING_IDS = 16
-"""The mark that opens a thought and the white space after it, however they are cut into tokens."""
 
 
 def prompt_ids(tokenizer: TargetTokenizer, prompt: Prompt, sampling: Sampling) -> list[int]:
@@ -46,7 +44,7 @@ def read(
     if asked_ids is None:
         return completion
     completion = replace(completion, prompt_token_ids=completion.prompt_token_ids or asked_ids)
-    is_open = tokenizer is not None and tokenizer.decode(asked_ids[-OPENING_IDS:]).rstrip().endswith(OPEN)
+    is_open = tokenizer is not None and tokenizer.opens_thought(asked_ids)
     if is_open and CLOSE not in str(body.get("text") or body.get("content")):
         return replace(completion, reasoning=completion.content, reasoning_source="think_tags", content=None)
     return completion

@@ -11,10 +11,14 @@ from typing import Any, cast
 
 from jinja2 import TemplateError
 
+from draftfleet import drawing
+from draftfleet.conversations import answers, asks_every_turn
 from draftfleet.errors import RunConflict
 from draftfleet.records import Conversation, IdsSource, Outcome, Prompt, Sample, Turn
 from draftfleet.runs import Run
-from draftfleet.tokens import CLOSE, OPEN, TargetTokenizer
+from draftfleet.settings import Sampling
+from draftfleet.thoughts import CLOSE, OPEN
+from draftfleet.tokens import TargetTokenizer
 from producer.import_data.responses import Refused, Response, earlier_answer, split_thought
 
 WORKER = DIALECT = "import-data"
@@ -38,12 +42,9 @@ class Maker:
         self._model = str(pinned["target.model"])
         self._any_model = any_model
         self._trusts_text = trusts_text
-        self._thinking: object = pinned.get("sampling.thinking")
-        mixture = cast(list[dict[str, Any]], pinned.get("sampling.mixture") or [])
-        self._is_mixed = pinned.get("sampling.thinking_share") is not None or any("thinking" in one for one in mixture)
-        self._template_kwargs = cast(dict[str, Any], pinned.get("sampling.extra_body") or {}).get(
-            "chat_template_kwargs"
-        )
+        self._every_turn = asks_every_turn(run)
+        self._sampling = asked = drawing.asked(run)
+        self._is_mixed = asked.thinking_share is not None or any(one.thinking is not None for one in asked.mixture)
         self._stops = {ids[-1] for ids in [tokenizer.encode(tokenizer.end_of_turn)] if ids}
 
     def prompt_ids(self, prompt: Prompt) -> list[int] | None:
@@ -80,11 +81,12 @@ class Maker:
             raise Refused("chat template", f"it refuses the conversation: {type(error).__name__}") from None
 
     def _sample(self, prompt: Prompt, response: Response, batch: str, file: str) -> Sample:
-        if self._thinking is False and not self._is_mixed and response.reasoning:
+        is_off = self._sampling.template_kwargs.get("enable_thinking") is False
+        if is_off and not self._is_mixed and response.reasoning:
             raise Refused("reasoning", "the run asks with sampling.thinking = false")
         messages, turns = prompt.messages, list[Turn]()
-        if self._run.info.content.get("producer.turns") == "all" and response.asked is not None:
-            messages = response.asked.messages
+        if self._every_turn:
+            messages = _conversation(prompt, response)
             turns = [self._turn(messages, number, prompt, response, file) for number in _earlier_turns(messages)]
         prompt_ids = self._prompt_ids(messages, prompt.tools, response)
         if response.prompt_token_ids not in (None, prompt_ids):
@@ -127,13 +129,15 @@ class Maker:
         raise Refused(f"model {said[:60]}", f"the run is of {self._model}; --any-model takes it all the same")
 
     def _prompt_ids(self, messages: Conversation, tools: Any, response: Response | None) -> list[int]:
-        return self._tokenizer.prompt_ids(messages, tools, self._switch(response), self._template_kwargs)
+        asked = self._asked(response)
+        return self._tokenizer.prompt_ids(messages, tools, asked.thinking, asked.template_kwargs)
 
-    def _switch(self, response: Response | None) -> bool | None:
-        """Where a run asks now with thinking and now without, the answer shows which it was."""
-        if self._is_mixed:
-            return None if response is None else bool(response.reasoning)
-        return self._thinking if isinstance(self._thinking, bool) else None
+    def _asked(self, response: Response | None) -> Sampling:
+        """Where a run asks some rows with thinking and some without, the answer shows which it was."""
+        if not self._is_mixed:
+            return self._sampling
+        thinking = None if response is None else bool(response.reasoning)
+        return self._sampling.model_copy(update={"thinking": thinking})
 
     def _ids(
         self, messages: Conversation, tools: Any, response: Response, prompt_ids: Sequence[int]
@@ -154,6 +158,7 @@ class Maker:
         reasons = [response.finish_reason] if response.finish_reason else ["length", "stop"]
         if response.completion_tokens < 0:
             reasons = reasons[:1]
+        asked = self._asked(response)
         found = [
             self._tokenizer.completion_ids(
                 messages,
@@ -163,8 +168,8 @@ class Maker:
                 finish_reason=reason,
                 completion_tokens=response.completion_tokens,
                 tools=tools,
-                thinking=self._switch(response),
-                template_kwargs=self._template_kwargs,
+                thinking=asked.thinking,
+                template_kwargs=asked.template_kwargs,
             )
             for reason in reasons
         ]
@@ -173,7 +178,7 @@ class Maker:
     def _verbatim(self, response: Response, prompt_ids: Sequence[int]) -> list[int] | None:
         """Of a text in which the thought stood between its tags; None if the tags say it was not all the text."""
         text = response.verbatim or ""
-        opens = self._tokenizer.decode(list(prompt_ids[-8:])).rstrip().endswith(OPEN)
+        opens = self._tokenizer.opens_thought(prompt_ids)
         if opens and text.lstrip().startswith(OPEN):
             text = text.lstrip().removeprefix(OPEN)
         elif not opens and CLOSE in text and not text.lstrip().startswith(OPEN):
@@ -200,6 +205,27 @@ class Maker:
             completion_tokens=completion_tokens,
             server=f"imported:{file}",
         )
+
+
+def _conversation(prompt: Prompt, response: Response) -> Conversation:
+    """What the last answer was given to, of a run that asks every turn. Raises Refused where that is not there."""
+    if response.asked is None:
+        if answers(prompt.messages):
+            raise Refused("several turns", "its earlier answers are not there")
+        return prompt.messages
+    if _without_texts(response.asked.messages) != _without_texts(prompt.messages):
+        raise Refused("several turns", "its answers stand between other messages than those of the run's prompt")
+    return response.asked.messages
+
+
+def _without_texts(messages: Conversation) -> list[tuple[str, object]]:
+    """What was said to the assistant, and where it answered, in however many messages."""
+    found: list[tuple[str, object]] = []
+    for message in messages:
+        said = ("assistant", None) if message["role"] == "assistant" else (message["role"], message["content"])
+        if said[0] != "assistant" or found[-1:] != [said]:
+            found.append(said)
+    return found
 
 
 def _earlier_turns(messages: Conversation) -> list[int]:

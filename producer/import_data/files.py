@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
-import json
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from draftfleet.errors import DataError
-from producer.shapes import Malformed, Row, kind
+from producer.shapes import Malformed, Row
+from producer.sources.json_lines import parse_line
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 GZIP_MAGIC, ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
@@ -96,7 +96,7 @@ def _json_lines(file: File, step: Step) -> Iterator[Line]:
                 before, position = position, raw.tell()
                 step(position - before)
             if line := line.strip():
-                yield Line(number, _parsed(line))
+                yield Line(number, parse_line(line, first=number == 1))
         step(file.size - position)
 
 
@@ -108,23 +108,6 @@ def _decompressed(raw: io.BufferedReader) -> IO[bytes]:
     if start == ZSTD_MAGIC:
         return cast(IO[bytes], io.BufferedReader(pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd")))
     return raw
-
-
-def _parsed(line: bytes) -> Row | Malformed:
-    try:
-        value: object = _DECODER.decode(line.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        return Malformed(f"not UTF-8: byte 0x{line[error.start]:02x} at position {error.start + 1}")
-    except (ValueError, RecursionError) as error:
-        return Malformed(f"not JSON: {error}")
-    return cast(Row, value) if isinstance(value, dict) else Malformed(f"{kind(value)}, not an object")
-
-
-def _refuse_constant(name: str) -> object:
-    raise ValueError(f"{name} is no JSON number")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _parquet(file: File, step: Step) -> Iterator[Line]:

@@ -65,9 +65,10 @@ def import_data(
             "target.path is not set: its tokenizer checks the ids of responses, or makes them. Name it with --target."
         )
     found = find(paths)
+    _refuse_as_rest(unmatched, found)
     storage = open_storage(settings.storage)
     run = Run.open(storage, settings.run)
-    tokenizer = tokens.load(Path(settings.target.path).expanduser())
+    tokenizer = tokens.load(settings.target.path)
     maker = Maker(run, tokenizer, any_model=any_model, trusts_text=bool(trust_text))
     slots = Slots(run)
     try:
@@ -207,6 +208,11 @@ class _Reader:
             log.warning(event(text, file=file.name, line=number, why=why))
         if self._named[text] == NAMED:
             log.warning(event("further ones counted only", after=text))
+
+
+def _refuse_as_rest(unmatched: str | None, found: Sequence[File]) -> None:
+    if unmatched is not None and Path(unmatched).resolve() in [file.path.resolve() for file in found]:
+        raise DataError(f"--unmatched {unmatched}: it is one of the files that are imported. Name another.")
 
 
 def _is_prompt_id(name: str) -> bool:

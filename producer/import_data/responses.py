@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from draftfleet import thoughts
 from draftfleet.records import Conversation, Prompt
 from producer.shapes import Malformed, kind
 
@@ -144,19 +145,12 @@ def without_answers(messages: Conversation) -> Conversation:
 
 
 def split_thought(places: Sequence[Fields], content: str | None) -> tuple[str | None, str | None, str | None]:
-    """Reasoning, where it stood, and the content without it, as the worker tells them apart.
-
-    A `</think>` without its opening counts too: some templates write the opening into the prompt.
-    """
+    """Reasoning, where it stood, and the content without it, as the worker tells them apart."""
     for name in REASONING:
         if text := _text(first(places, (name,))):
             return text, name, content
-    if not content or ("</think>" not in content and not content.lstrip().startswith("<think>")):
-        return None, None, content
-    thought, closed, rest = content.partition("</think>")
-    thought = thought.lstrip().removeprefix("<think>").strip("\n")
-    answer = rest.lstrip("\n") if closed else None
-    return (thought, "think_tags", answer) if thought else (None, None, answer)
+    thought, answer = thoughts.apart(content)
+    return thought, "think_tags" if thought else None, answer
 
 
 def _content(value: object) -> str | None:

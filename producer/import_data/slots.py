@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from draftfleet.conversations import asks_every_turn
 from draftfleet.errors import CorruptFile
 from draftfleet.names import is_again, parts_of
 from draftfleet.records import Conversation, Prompt, Sample, prompt_id
@@ -62,7 +63,7 @@ class Slots:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.answers_all_turns = run.info.content.get("producer.turns") == "all"
+        self.answers_all_turns = asks_every_turn(run)
         # The empty name is a file that only this connection knows, deleted at once; TMPDIR says where.
         self._db = sqlite3.connect("", isolation_level=None)
         self._db.executescript("PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-65536;" + SCHEMA)
@@ -211,7 +212,7 @@ class Slots:
     def _read_partials(self) -> None:
         """Rows that are finished, of batches that are not."""
         for name in self.run.partials():
-            samples = self.run.read_partial(name)
+            samples = [sample for sample in self.run.read_partial(name) if sample.outcome != "unfinished"]
             for batch in {sample.batch.partition(".")[0] for sample in samples}:
                 self._partials[batch].append(name)
             for sample in samples:

@@ -99,7 +99,7 @@ def _with_earlier(run: Run, filled: Filled) -> list[Sample]:
     if not filled.files:
         return list(filled.samples)
     earlier = [sample for name in filled.files for sample in run.read_partial(name)]
-    ours = [sample for sample in earlier if sample.batch.partition(".")[0] == filled.batch]
+    ours = [one for one in earlier if one.batch.partition(".")[0] == filled.batch and one.outcome != "unfinished"]
     kept = best([*ours, *filled.samples])
     return [replace(sample, batch=filled.batch) for sample in _in_order(run, filled.batch, kept.values())]
 

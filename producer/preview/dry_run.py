@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -132,9 +131,9 @@ def _free_bytes(storage: Storage | None) -> int | None:
 
 def _target(settings: Settings, notes: list[str]) -> tuple[tokens.TargetTokenizer | None, int | None]:
     """Its tokenizer and its context, where this machine has them."""
-    path = Path(settings.target.path).expanduser() if settings.target.path else None
+    path = settings.target.path
     context = settings.target.context_tokens or (tokens.context_tokens(path) if path else None)
-    if path is None:
+    if not path:
         notes.append(
             "target.path is not set: lengths are in characters, and prompts are shown without the target's template. "
             "Name the folder of its tokenizer.json with --target to see what the model will see."

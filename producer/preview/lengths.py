@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from draftfleet import drawing
 from draftfleet.records import Prompt
 from draftfleet.settings import Sampling
 from draftfleet.tokens import TargetTokenizer
@@ -41,8 +42,9 @@ class Bar:
 class Lengths:
     """Of `measured` prompts out of `of` distinct ones. `unit` is "tokens", or "characters" without a tokenizer.
 
-    `too_long` prompts fill the context by themselves: they fail. For `cut` ones the context leaves less than
-    sampling.max_tokens. Both are None where no context is known. `unrenderable` ones are refused by the chat template.
+    `max_tokens` are of the longest answer that any row may give. `too_long` prompts fill the context by themselves:
+    they fail. For `cut` ones the context leaves less than `max_tokens`. Both are None where no context is known.
+    `unrenderable` ones are refused by the chat template.
     """
 
     unit: str
@@ -145,7 +147,7 @@ class Ruler:
             unit="characters" if self._tokenizer is None else "tokens",
             measured=total.total() + self._unrenderable,
             of=self._of,
-            max_tokens=self._sampling.max_tokens,
+            max_tokens=drawing.max_tokens(self._sampling),
             context_tokens=self._context_tokens,
             unrenderable=self._unrenderable,
             unrenderable_example=self._example,
@@ -157,7 +159,7 @@ class Ruler:
         context = self._context_tokens
         if context is not None and self._tokenizer is not None:
             found.too_long = sum(count for length, count in total.items() if length >= context)
-            room = context - self._sampling.max_tokens
+            room = context - found.max_tokens
             found.cut = sum(count for length, count in total.items() if room < length < context)
         return found
 
@@ -204,9 +206,10 @@ class Ruler:
 
 
 def prompt_text(tokenizer: TargetTokenizer, prompt: Prompt, sampling: Sampling) -> str:
-    """What the model reads before its answer. Raises UNRENDERABLE."""
-    kwargs = cast(dict[str, Any] | None, sampling.extra_body.get("chat_template_kwargs"))
-    return tokenizer.prompt_text(prompt.messages, prompt.tools, sampling.thinking, kwargs)
+    """What the model reads before its answer, with what the row of the prompt's first sample draws. Raises
+    UNRENDERABLE."""
+    asked, _ = drawing.drawn(sampling, prompt.row_key)
+    return tokenizer.prompt_text(prompt.messages, prompt.tools, asked.thinking, asked.template_kwargs)
 
 
 def characters(prompt: Prompt) -> int:

@@ -9,7 +9,8 @@ from itertools import pairwise
 from draftfleet.conversations import answers
 from draftfleet.records import Conversation, Prompt
 from draftfleet.settings import Sampling
-from draftfleet.tokens import CLOSE, OPEN, TargetTokenizer
+from draftfleet.thoughts import CLOSE, OPEN, opens
+from draftfleet.tokens import TargetTokenizer
 from producer.preview.lengths import UNRENDERABLE, prompt_text
 
 
@@ -97,7 +98,7 @@ def shown(prompt: Prompt, tokenizer: TargetTokenizer | None, sampling: Sampling,
                     prompt=text,
                     completion=_answer(prompt.messages[span.start : span.stop]) if span else "",
                     end=tokenizer.end_of_turn,
-                    in_thought=text.rstrip().endswith(OPEN),
+                    in_thought=opens(text),
                     follows=bool(whole) and text.startswith(whole),
                 )
             )

@@ -15,10 +15,11 @@ def read_json_lines(stream: IO[bytes]) -> Iterator[tuple[int, Row | Malformed]]:
     """A line that cannot be read is Malformed, and the rest goes on."""
     for number, line in enumerate(stream, 1):
         if line := line.rstrip():
-            yield number, _parse(line, first=number == 1)
+            yield number, parse_line(line, first=number == 1)
 
 
-def _parse(line: bytes, *, first: bool) -> Row | Malformed:
+def parse_line(line: bytes, *, first: bool) -> Row | Malformed:
+    """The first line of a file may begin with a byte order mark."""
     try:  # at two thirds of the time; what it takes, it takes as the json module does
         value = cast(object, from_json(line, allow_inf_nan=False))
     except ValueError:

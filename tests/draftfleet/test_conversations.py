@@ -169,6 +169,29 @@ def test_a_conversation_that_is_given_up_keeps_the_turns_that_stand_in_partials(
 
     grave = run.dead()[part]
     assert (grave.outcome, grave.turns, grave.messages) == ("failed", [TURN], PREFIX)
+    assert grave.ended == NO_ANSWER["ended"]
+
+
+def test_a_conversation_that_is_given_up_at_its_first_turn_is_asked_again_as_it_was(
+    storage: FileStorage, settings: Settings, until: Callable[..., Any]
+) -> None:
+    content = {"target.model": "tiny", "producer.turns": "all", "sampling.thinking_share": 1.0}
+    run = Run.create(storage, "run", content, {})
+    client, knobs = connect(settings), load(flags={"claims.ttl_s": 0.02, "claims.max_attempts": 1}).claims
+    reconciler = Reconciler(make_app(settings), client, run.storage, knobs)
+    reconciler.discover()
+    run.write_prompts(BATCH, [a_prompt("b")])
+    run.split(BATCH, 1)
+    [part] = parts_of(BATCH, 1)
+
+    Claims(client, run.run_id, knobs, "victim").take(part)
+    until(reconciler.sweep)
+    revive(run)
+
+    grave = run.dead()[part]
+    assert (grave.turns, grave.messages) == ([], SOURCE[:1])
+    assert (grave.ended, grave.drawn) == ("the target gave no answer at turn 1 of 3", {"thinking": True})
+    assert run.read_prompts(FIRST) == [a_prompt("b")]
 
 
 def test_of_equal_records_the_one_with_more_turns_counts(make_sample: MakeSample) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -106,13 +107,18 @@ def test_the_card_names_the_run_the_version_and_the_date(settings: Settings, run
     assert "12 tokens that `tiny` wrote" in " ".join(text.split())
 
 
-def test_no_folder_host_or_server_of_ours_is_on_the_card(settings: Settings, tmp_path: Path) -> None:
+def test_no_folder_host_server_or_secret_of_ours_is_on_the_card(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     remember(["hunter2-hunter2"])
+    monkeypatch.setattr(sys, "argv", ["draftfleet", "export-data", "--set", "storage.url=s3://hunter2-hunter2/x"])
+
     card(settings, tmp_path / "out")
 
     for name in ("README.md", "export.json"):
         text = (tmp_path / "out" / name).read_text()
-        for private in ("secret-project", "node-17", "10.1.2.3"):
+        assert "export-data --set" in text
+        for private in ("secret-project", "node-17", "10.1.2.3", "hunter2"):
             assert private not in text, name
 
 

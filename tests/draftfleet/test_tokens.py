@@ -254,3 +254,11 @@ assert "torch" not in sys.modules
 """
 
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_a_folder_below_home_may_be_named_with_a_tilde(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (target / "config.json").write_text('{"max_position_embeddings": 77}')
+    monkeypatch.setenv("HOME", str(target.parent))
+
+    assert load(f"~/{target.name}").path == str(target)
+    assert context_tokens(f"~/{target.name}") == 77

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from draftfleet import tokens
 from draftfleet.errors import DataError, SettingsError
 from draftfleet.records import Prompt, prompt_id
 from draftfleet.settings import Producer, load
@@ -83,6 +84,17 @@ def test_length_in_tokens_is_that_of_the_targets_template(write_jsonl: WriteJson
     longest = count(Prompt("0" * 32, "train", ROWS[0]["messages"]))
     exact = settings.producer.model_copy(update={"min_prompt_tokens": longest, "max_prompt_tokens": longest})
     assert read(exact, count_tokens=count)[0] == ["beta"]
+
+
+def test_length_in_tokens_counts_what_the_rows_effort_has_the_template_write(write_jsonl: WriteJsonl) -> None:
+    flags = {"producer.data": str(write_jsonl(ROWS)), "producer.max_prompt_tokens": 40, "target.path": str(TARGET)}
+    prompt = Prompt("0" * 32, "train", [{"role": "user", "content": "2 + 3?"}])
+    wanted = tokens.load(TARGET).prompt_ids(prompt.messages, thinking=False)
+
+    count = token_counter(load(flags=flags | {"sampling.mixture": [{"reasoning_effort": "none"}]}))
+
+    assert count is not None
+    assert count(prompt) == len(wanted)
 
 
 def test_length_in_tokens_without_a_tokenizer_says_what_to_set(write_jsonl: WriteJsonl) -> None:

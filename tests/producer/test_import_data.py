@@ -18,7 +18,7 @@ from draftfleet.accounting import Accountant
 from draftfleet.asking_again import Asking
 from draftfleet.errors import DataError, RunConflict, RunMissing, SettingsError
 from draftfleet.names import batch_id
-from draftfleet.records import Prompt, Sample, prompt_id
+from draftfleet.records import Conversation, Prompt, Sample, Turn, prompt_id
 from draftfleet.runs import Run
 from draftfleet.settings import Settings, load
 from draftfleet.storage import FileStorage
@@ -30,6 +30,12 @@ from workers.partials import Partials
 
 TARGET = Path(__file__).parents[2] / "examples" / "tiny-target"
 BATCH = 4
+
+CONVERSATION: Conversation = [
+    {"role": "user", "content": "Name a prime."},
+    {"role": "assistant", "content": "2"},
+    {"role": "user", "content": "A larger one."},
+]
 
 Import = Callable[..., Report]
 MakePrompts = Callable[..., list[Prompt]]
@@ -347,11 +353,7 @@ def test_a_conversation_answered_turn_by_turn_fits_a_run_that_asks_every_turn(
     storage: FileStorage, importing: Import, write_jsonl: Write, tokenizer: TargetTokenizer
 ) -> None:
     run = Run.create(storage, "run", {"target.model": "tiny", "producer.turns": "all"}, {})
-    source = [
-        {"role": "user", "content": "Name a prime."},
-        {"role": "assistant", "content": "2"},
-        {"role": "user", "content": "A larger one."},
-    ]
+    source = CONVERSATION
     prompt = Prompt(prompt_id(source, None), "train", source)
     fill(run, [prompt])
     regenerated = [
@@ -372,6 +374,78 @@ def test_a_conversation_answered_turn_by_turn_fits_a_run_that_asks_every_turn(
     assert turn.prompt_token_ids == tokenizer.prompt_ids(source[:1])
     assert turn.ids_match_usage
     assert tokenizer.decode(turn.token_ids).split() == ["<think>", "Small.", "</think>", "7"]
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"messages": CONVERSATION[:1], "response": "7"}, "its answers stand between other messages"),
+        ({"messages": [CONVERSATION[0], CONVERSATION[2]], "response": "7"}, "its answers stand between other messages"),
+        ({"response": "11"}, "its earlier answers are not there"),
+    ],
+    ids=["only its first turn", "without an earlier answer", "only its last answer"],
+)
+def test_an_answer_to_a_part_of_a_conversation_is_no_answer_to_all_of_it(
+    storage: FileStorage, importing: Import, write_jsonl: Write, row: dict[str, Any], why: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    run = Run.create(storage, "run", {"target.model": "tiny", "producer.turns": "all"}, {})
+    prompt = Prompt(prompt_id(CONVERSATION, None), "train", CONVERSATION)
+    fill(run, [prompt])
+
+    report = importing(write_jsonl([{"prompt_id": prompt.prompt_id, **row}]), trust_text=True)
+
+    assert (report.imported, report.refused_for) == (0, {"several turns": 1})
+    assert why in caplog.text
+
+
+def test_a_row_completes_its_batch_only_with_rows_that_are_finished(
+    storage: FileStorage, importing: Import, write_jsonl: Write
+) -> None:
+    run = Run.create(storage, "run", {"target.model": "tiny", "producer.turns": "all"}, {})
+    whole, begun = (
+        Prompt(prompt_id(source, None), "train", source)
+        for source in ([{"role": "user", "content": "Name a prime."}], CONVERSATION)
+    )
+    fill(run, [whole, begun])
+    at_work = Sample(
+        run_id=run.run_id, run="run", batch=batch_id("train", 0), row_key=begun.row_key, prompt_id=begun.prompt_id,
+        split="train", messages=CONVERSATION, outcome="unfinished", turns=[Turn(message=1)],
+    )  # fmt: skip
+    run.write_partial("worker", 0, [at_work])
+
+    report = importing(write_jsonl([answered(whole)]), trust_text=True)
+
+    assert (report.imported, report.batches_done, report.batches_begun, report.missing) == (1, 0, 1, 1)
+    assert run.done() == []
+
+
+def test_prompt_ids_are_those_of_the_runs_effort(
+    storage: FileStorage, importing: Import, make_prompts: MakePrompts, write_jsonl: Write, tokenizer: TargetTokenizer
+) -> None:
+    run = Run.create(storage, "run", {"target.model": "tiny", "sampling.reasoning_effort": "none"}, {})
+    [prompt] = make_prompts(1)
+    fill(run, [prompt])
+    ids = tokenizer.prompt_ids(prompt.messages, thinking=False)
+
+    report = importing(write_jsonl([answered(prompt, prompt_token_ids=ids)]), trust_text=True)
+
+    assert (report.imported, report.refused_for) == (1, {})
+    assert samples(run)[prompt.row_key].prompt_token_ids == ids
+
+
+def test_rows_that_match_nothing_are_not_written_over_what_is_imported(
+    run: Run, importing: Import, make_prompts: MakePrompts, write_jsonl: Write
+) -> None:
+    prompts = make_prompts(2)
+    fill(run, prompts)
+    file = write_jsonl([answered(prompt) for prompt in prompts])
+    before = file.read_bytes()
+
+    with pytest.raises(DataError, match=r"--unmatched .*: it is one of the files that are imported\. Name another\."):
+        importing(file, trust_text=True, unmatched=str(file))
+
+    assert file.read_bytes() == before
 
 
 def test_our_own_samples_can_move_to_another_run(

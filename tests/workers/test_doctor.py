@@ -20,6 +20,7 @@ from draftfleet import live
 from draftfleet.embedded import Embedded
 from draftfleet.errors import DataError
 from draftfleet.live import WorkerReport
+from draftfleet.names import parts_of
 from draftfleet.ports import free_port
 from draftfleet.queue import connect
 from draftfleet.records import Prompt, Sample
@@ -658,3 +659,17 @@ def test_finished_shards_tell_how_large_the_rest_will_be(
 
     assert finding.values["low_bytes"] == finding.values["high_bytes"] == run.done_bytes()[first]
     assert "8 samples" in finding.found
+
+
+def test_rows_of_a_batch_that_was_split_are_counted_one_by_one(
+    sound: Sound, run: Run, make_prompts: MakePrompts, make_sample: Callable[..., Sample]
+) -> None:
+    prompts = make_prompts(16)
+    first, _ = enqueue(sound(), run, prompts)
+    run.split(first, 8)
+    for part, prompt in list(zip(parts_of(first, 8), prompts, strict=False))[:6]:
+        run.commit(part, [make_sample(prompt, part)])
+
+    finding = the(found(sound()), "storage", "room")
+
+    assert "10 samples" in finding.found

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, cast
 
+from draftfleet import thoughts
 from draftfleet.errors import BadRequest, Mismatch, Overload, ServerError, Transient, Unauthorized
 from draftfleet.records import Outcome
 from workers.dialects import Ask, Completion, Request, asking, start_of
@@ -88,20 +89,13 @@ def outcome_of(finish_reason: str | None) -> Outcome:
 
 
 def split_reasoning(message: Mapping[str, Any], content: str | None) -> tuple[str | None, str | None, str | None]:
-    """Reasoning, where it stood, and the content without it.
-
-    A `</think>` without its opening counts too: some templates write the opening into the prompt.
-    """
+    """Reasoning, where it stood, and the content without it."""
     for field in REASONING_FIELDS:
         text = message.get(field)
         if isinstance(text, str) and text:
             return text, field, content
-    if not content or ("</think>" not in content and not content.lstrip().startswith("<think>")):
-        return None, None, content
-    thought, closed, rest = content.partition("</think>")
-    thought = thought.lstrip().removeprefix("<think>").strip("\n")
-    answer = rest.lstrip("\n") if closed else None
-    return (thought, "think_tags", answer) if thought else (None, None, answer)
+    thought, answer = thoughts.apart(content)
+    return thought, "think_tags" if thought else None, answer
 
 
 def classify(status: int, headers: Mapping[str, str], body: str | bytes) -> ServerError:

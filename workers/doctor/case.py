@@ -112,7 +112,7 @@ class Case:
     @property
     def max_tokens(self) -> int:
         """Of the longest answer that any row may give."""
-        return max(one.max_tokens for one in drawing.to_try(self.sampling))
+        return drawing.max_tokens(self.sampling)
 
     @property
     def ready(self) -> list[Seen]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from draftfleet.names import is_again, parent_of
 from workers.doctor.case import Case
 
 BYTES_EACH, BYTES_PER_TOKEN = 350, 3.0
@@ -56,11 +57,11 @@ def of(case: Case) -> Estimate | None:
 
 
 def num_samples(case: Case) -> int | None:
-    """That are still to be generated."""
+    """That are still to be generated. Batches are taken to be alike, and a row that was split off is one sample."""
     if case.run is not None and (sealed := case.run.sealed()) is not None:
-        total = int(sealed.get("samples") or sealed["prompts"])
-        batches = len(case.run.batches())
-        return round(total * (1 - len(case.run.done()) / batches)) if batches else total
+        total = int(sealed.get("samples", sealed["prompts"]))
+        each = total / max(sum(not is_again(name) for name in case.run.batches()), 1)
+        return round(sum(each if parent_of(name)[1] is None else 1.0 for name in case.run.outstanding()))
     knobs = case.settings.producer
     counts = [_rows_in(path) for path in ([knobs.data] if isinstance(knobs.data, str) else knobs.data)]
     if knobs.sources or not counts or any(count is None for count in counts):

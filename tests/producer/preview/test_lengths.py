@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from draftfleet import tokens
+from draftfleet import drawing, tokens
 from draftfleet.records import Prompt, prompt_id
-from draftfleet.settings import Sampling
+from draftfleet.settings import Sampling, Variant
 from draftfleet.tokens import TargetTokenizer
 from producer.preview import lengths
 from producer.preview.lengths import Lengths, Ruler
@@ -29,9 +29,14 @@ PROMPTS = [asking("What is " + " and ".join(map(str, range(number))) + "?") for 
 
 
 def measured(
-    prompts: list[Prompt], tokenizer: TargetTokenizer | None, *, context: int | None = None, most: int = 0
+    prompts: list[Prompt],
+    tokenizer: TargetTokenizer | None,
+    *,
+    context: int | None = None,
+    most: int = 0,
+    sampling: Sampling | None = None,
 ) -> Lengths:
-    ruler = Ruler(tokenizer, Sampling(max_tokens=20), context, most)
+    ruler = Ruler(tokenizer, sampling or Sampling(max_tokens=20), context, most)
     for prompt in prompts:
         ruler.add(prompt)
     return ruler.lengths()
@@ -61,6 +66,26 @@ def test_rows_over_the_context_and_rows_that_are_cut_are_counted_apart(tokenizer
 
     assert found.too_long == sum(size >= context for size in sizes) > 0
     assert found.cut == sum(context - 20 < size < context for size in sizes) > 0
+
+
+def test_each_prompt_is_measured_as_its_row_is_asked_and_the_longest_answer_of_a_mixture_counts(
+    tokenizer: TargetTokenizer,
+) -> None:
+    mixture = [Variant(reasoning_effort="none"), Variant(thinking=True, max_tokens=50)]
+    sampling = Sampling(max_tokens=20, mixture=mixture)
+    asked = [drawing.drawn(sampling, prompt.row_key)[0] for prompt in PROMPTS]
+    sizes = [
+        len(tokenizer.prompt_ids(prompt.messages, None, one.thinking, one.template_kwargs))
+        for prompt, one in zip(PROMPTS, asked, strict=True)
+    ]
+    context = sorted(sizes)[40]
+
+    found = measured(PROMPTS, tokenizer, context=context, sampling=sampling)
+
+    assert found.mean == pytest.approx(sum(sizes) / 59)
+    assert found.max_tokens == 50
+    assert found.cut == sum(context - 50 < size < context for size in sizes)
+    assert {one.max_tokens for one in asked} == {20, 50}
 
 
 def test_a_sample_is_the_same_in_whatever_order_the_data_set_comes(
