@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from draftfleet import tokens
+from draftfleet.addresses import expand
 from draftfleet.errors import SettingsError
 from workers import dialects
-from workers.addresses import expand
 from workers.doctor.case import Case
 from workers.doctor.findings import Finding, fault, of_error, ok, warning
 
