@@ -24,6 +24,7 @@ from draftfleet.records import Sample
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.storage import open_storage
+from draftfleet.tables import Fitted
 
 ENDS_ITS_HOLDER = {"crash", "worker"}
 """Rows of these kinds are asked one at a time from the start: their neighbours shall not pay for them again."""
@@ -48,7 +49,7 @@ def show_list(settings: Settings, wanted: Filter, *, limit: int | None, as_json:
         for letter in islice(letters, limit):
             print(letter.to_json(), flush=True)
     elif rows := list(islice(letters, ROWS_SHOWN if limit is None else limit)):
-        Console(markup=False).print(_table(rows))
+        Console(markup=False).print(Fitted(_table(rows), least=120))
     shown = counts.total()
     for _ in letters:  # the summary is of all
         pass

@@ -18,6 +18,7 @@ from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.status import drafters
 from draftfleet.storage import open_storage
+from draftfleet.tables import Fitted
 
 COUNTS = ("ok", "truncated", "failed", "pending", "tokens")
 
@@ -35,7 +36,7 @@ def show(settings: Settings, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(found, ensure_ascii=False))
     else:
-        Console().print(table(found), *reasons(found), sep="\n")
+        Console().print(Fitted(table(found)), *reasons(found), sep="\n")
     return 0
 
 

@@ -8,6 +8,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any, cast
 
+BREAK = "\n"
+"""Between the entries of a list of mappings, each of which has a line of its own."""
+
 
 def show(run: str | None, done: str, result: Any) -> None:
     """`result` is a dataclass or a mapping. What is empty is left out for the person, not for the program.
@@ -18,7 +21,8 @@ def show(run: str | None, done: str, result: Any) -> None:
     texts = {name.replace("_", " "): _text(value) for name, value in fields.items()}
     shown = {name: text for name, text in texts.items() if text not in ("", "-")}
     width = max(map(len, shown))
-    lines = [done, *(f"  {name:{width}}  {text}" for name, text in shown.items())]
+    margin = "\n" + " " * (width + 4)
+    lines = [done, *(f"  {name:{width}}  {text.replace(BREAK, margin)}" for name, text in shown.items())]
     print("\n".join(lines), file=sys.stderr)
     print(json.dumps(fields, default=str, ensure_ascii=False), flush=True)
 
@@ -38,7 +42,7 @@ def _text(value: Any) -> str:
         case float():
             text = f"{value:.3f}"
         case list() | tuple():
-            text = " / ".join(map(_text, value))
+            text = (BREAK if any(isinstance(one, dict) for one in value) else " / ").join(map(_text, value))
         case dict():
             text = ", ".join(f"{key} {_text(one)}" for key, one in value.items())
         case _:

@@ -23,6 +23,7 @@ from draftfleet.repair import move_aside, publish_again
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.storage import open_storage
+from draftfleet.tables import Fitted
 
 NOT_BEGUN: dict[str, Any] = {
     "step": 0,
@@ -106,11 +107,11 @@ def _training_state(progress: dict[str, Any]) -> str:
 
 def render(state: dict[str, Any]) -> RenderableType:
     """Tables of the state: rows, workers, drafters, and what needs a person."""
-    parts: list[RenderableType] = [_rows(state), *map(Text, _asked(state["drawn"]))]
+    parts: list[RenderableType] = [Fitted(_rows(state)), *map(Text, _asked(state["drawn"]))]
     if state["workers"]:
-        parts.append(_workers(state["workers"]))
+        parts.append(Fitted(_workers(state["workers"])))
     if state["drafters"]:
-        parts.append(_drafters(state["drafters"]))
+        parts.append(Fitted(_drafters(state["drafters"])))
     parts += [Text(warning, style="yellow") for warning in warnings(state)]
     return Group(*parts)
 

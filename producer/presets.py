@@ -16,6 +16,7 @@ from rich.table import Table
 
 from draftfleet.errors import DataError
 from draftfleet.settings import Settings
+from draftfleet.tables import Fitted
 
 PREFIX = "preset:"
 
@@ -171,5 +172,5 @@ def show(settings: Settings, *, as_json: bool) -> int:
         table.add_column(column, justify="right" if column == "rows" else "left", no_wrap=is_short, overflow="fold")
     for one in _ALL:
         table.add_row(one.name, one.hub, one.split, f"{one.rows:,}", one.licence, one.note)
-    Console().print(table)
+    Console().print(Fitted(table, least=120))
     return 0

@@ -13,6 +13,7 @@ import redis
 from celery import Celery
 
 from draftfleet import budget, live, tokens
+from draftfleet.addresses import expand
 from draftfleet.budget import Budgets
 from draftfleet.errors import SettingsError
 from draftfleet.logs import event
@@ -23,7 +24,6 @@ from draftfleet.reconcile import Reconciler
 from draftfleet.settings import Settings
 from draftfleet.storage import Storage, open_storage, probe
 from workers import dialects
-from workers.addresses import expand
 from workers.control import LOOK_S
 from workers.guard import SPACE_S
 from workers.intake import end_when_drained, gate

@@ -15,6 +15,7 @@ import redis
 from celery import Celery
 
 from draftfleet import tokens
+from draftfleet.addresses import Address, expand
 from draftfleet.claims import Claims
 from draftfleet.errors import CorruptFile, DraftfleetError, RunBusy, RunError, RunMissing, ServerError, StorageError
 from draftfleet.live import WorkerState
@@ -25,7 +26,6 @@ from draftfleet.settings.sections import TASKS_END_S
 from draftfleet.storage import Storage
 from draftfleet.tokens import TargetTokenizer
 from draftfleet.wire import BatchMessage
-from workers.addresses import Address, expand
 from workers.batch import Batch, Content
 from workers.clearance import Clearance
 from workers.client import Client

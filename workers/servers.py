@@ -7,12 +7,12 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+from draftfleet.addresses import Address
 from draftfleet.errors import Mismatch, NotReady, ServerError
 from draftfleet.live import ServerState
 from draftfleet.logs import event
 from draftfleet.settings import Worker
 from workers import dialects, gauges
-from workers.addresses import Address
 from workers.client import Client, Look, Unreachable
 from workers.concurrency import Concurrency
 from workers.dialects.openai import context_tokens, model_entries

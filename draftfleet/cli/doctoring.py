@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def doctor(
     ctx: typer.Context,
     data: Annotated[
-        Text, typer.Argument(metavar="DATA", help="What will be produced: its first prompts are asked.")
+        list[str] | None,
+        typer.Argument(metavar="DATA", help="What will be produced: its first prompts are asked."),
     ] = None,
     *,
     servers: Servers = None,

@@ -78,8 +78,10 @@ def import_data(
         reader = _Reader(run, slots, maker, form, unmatched, progress=progress)
         reader.read(found)
         tally = reader.tally
-        if tally.unchecked and trust_text is None and not dry_run:
-            raise SettingsError(_undecided(tally))
+        if tally.unchecked and trust_text is None:
+            if not dry_run:
+                raise SettingsError(_undecided(tally))
+            log.warning(event("the import will want --trust-text or --no-trust-text", rows=tally.unchecked))
         record, written = None, Written(imported=tally.taken)
         if tally.taken and not dry_run:
             probe(storage)
@@ -205,7 +207,7 @@ class _Reader:
     def _name(self, text: str, file: File, number: int, why: object) -> None:
         self._named[text] = self._named.get(text, 0) + 1
         if self._named[text] <= NAMED:
-            log.warning(event(text, file=file.name, line=number, why=why))
+            log.warning(event(text, file=file.name, line=number, **({"why": why} if str(why) else {})))
         if self._named[text] == NAMED:
             log.warning(event("further ones counted only", after=text))
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import track
 
 from draftfleet import tokens
+from draftfleet.addresses import expand
 from draftfleet.errors import StorageError, TargetError
 from draftfleet.records import Prompt
 from draftfleet.settings import Settings
@@ -103,7 +104,7 @@ def dry_run(
             mean_tokens=mean_tokens,
             tokens_per_s=tokens_per_s,
             servers=num_servers,
-            named_servers=len(settings.worker.servers),
+            named_servers=len(expand(settings.worker.servers)),
             free_bytes=_free_bytes(storage),
         ),
         special_texts=tokenizer.special_texts if tokenizer is not None else [],

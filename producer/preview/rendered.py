@@ -186,6 +186,8 @@ def _row(name: str, text: str) -> Text:
 
 
 def _time(hours: float) -> str:
+    if hours * 60 < 1:
+        return f"{hours * 3600:.0f} s"
     if hours < 1:
         return f"{hours * 60:.1f} min"
     return f"{hours:,.0f} h" if hours >= 10 else f"{hours:.1f} h"

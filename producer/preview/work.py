@@ -105,7 +105,7 @@ def _servers(said: int, named: int) -> tuple[int, str]:
     if said:
         return said, "--num-servers"
     if named:
-        return named, "worker.servers of this node"
+        return named, "worker.servers of this node, a range counted whole"
     return 1, "a guess: --num-servers says it"
 
 

@@ -338,18 +338,27 @@ def test_every_flag_reaches_its_knob(
     assert {path: _at(settings, path) for path in wanted} == wanted
 
 
+@pytest.mark.parametrize(
+    ("words", "data"), [(["a.jsonl", "b.csv"], ["a.jsonl", "b.csv"]), (["a.jsonl"], "a.jsonl")], ids=["two", "one"]
+)
+@pytest.mark.parametrize("verb", ["produce", "doctor"])
 def test_several_files_are_one_list(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    verb: str,
+    words: list[str],
+    data: object,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "a_role.py").write_text(ROLE)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(cli.ROLES, "produce", "a_role:fields")
+    monkeypatch.setitem(cli.ROLES, verb, "a_role:fields")
 
     with pytest.raises(SystemExit):
-        cli.app(["produce", "a.jsonl", "b.csv", "--limit", "3"])
+        cli.app([verb, *words, "--model", "m"])
 
     settings = json.loads(capsys.readouterr().err.splitlines()[0])
-    assert (settings["producer"]["data"], settings["producer"]["limit"]) == (["a.jsonl", "b.csv"], 3)
+    assert settings["producer"]["data"] == data
 
 
 @pytest.mark.parametrize("verb", sorted({*cli.ROLES} - {"join"}))  # which takes knobs from a run

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from draftfleet.addresses import expand
 from draftfleet.errors import Mismatch, NotReady
 from draftfleet.ports import free_port
 from draftfleet.settings import Worker
 from draftfleet.testing import FakeServer
-from workers.addresses import expand
 from workers.client import Client, Look
 from workers.concurrency import Concurrency
 from workers.servers import Server, Servers

@@ -15,11 +15,11 @@ import redis
 
 import draftfleet
 from draftfleet import live
+from draftfleet.addresses import expand
 from draftfleet.errors import QueueError, RunBusy
 from draftfleet.live import WorkerReport
 from draftfleet.queue import connect, make_app
 from draftfleet.settings import Settings
-from workers.addresses import expand
 from workers.doctor.case import Case
 from workers.doctor.findings import Finding, fault, ok, skipped, warning
 from workers.node_lock import NodeLock

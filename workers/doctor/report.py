@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 import draftfleet
@@ -84,12 +85,12 @@ def show(case: Case, findings: Sequence[Finding], *, seconds: float, records: bo
         (one for one in findings if one.level in ("fault", "warning")), key=lambda one: WORST_FIRST.index(one.level)
     )
     for finding in to_do:
-        console.print(_line(finding))
+        _print(console, finding)
     if to_do:
         console.print()
     for subject in dict.fromkeys(one.subject for one in findings):
         for finding in (one for one in findings if one.subject == subject and one not in to_do):
-            console.print(_line(finding))
+            _print(console, finding)
     if records:
         for asked in case.asked:
             console.print()
@@ -99,16 +100,19 @@ def show(case: Case, findings: Sequence[Finding], *, seconds: float, records: bo
     console.print(in_short(findings, seconds))
 
 
-def _line(finding: Finding) -> Text:
-    parts: list[tuple[str, str]] = [
-        (f"{finding.level:8} ", STYLES[finding.level]),
-        (f"{finding.subject:10} ", "bold"),
-        (f"{finding.check}: ", "dim"),
-        (_one_line(redact(finding.found)), ""),
-    ]
+def _print(console: Console, finding: Finding) -> None:
+    """On one line for a program; on a terminal what does not fit on it goes on below its beginning."""
+    level = Text(f"{finding.level:8}", STYLES[finding.level])
+    subject = Text(f"{finding.subject:10}", "bold")
+    said = Text.assemble((f"{finding.check}: ", "dim"), _one_line(redact(finding.found)))
     if finding.fix:
-        parts.append((f" -> {_one_line(redact(finding.fix))}", "cyan"))
-    return Text.assemble(*parts)
+        said.append(f" -> {_one_line(redact(finding.fix))}", "cyan")
+    if not console.is_terminal:
+        console.print(level, subject, said)
+        return
+    grid = Table.grid(padding=(0, 1))
+    grid.add_row(level, subject, said)
+    console.print(grid, soft_wrap=False)
 
 
 def _one_line(value: object) -> str:

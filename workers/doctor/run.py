@@ -59,7 +59,8 @@ def _prompts(case: Case) -> Iterator[Finding]:
     if not case.prompts and case.first_prompts is not None and _names_data(case):
         try:
             case.prompts = case.first_prompts(case.settings, PROMPTS)
-            case.prompts_from = knobs.data if isinstance(knobs.data, str) and knobs.data else "[producer]"
+            named = [knobs.data] if isinstance(knobs.data, str) else knobs.data
+            case.prompts_from = ", ".join(named) or "[producer]"
         except DraftfleetError as error:
             yield of_error("data", error)
             return

@@ -7,10 +7,10 @@ import json
 from collections.abc import Iterator
 from typing import Any, cast
 
+from draftfleet.addresses import Address, expand
 from draftfleet.errors import DraftfleetError
 from draftfleet.settings import Worker
 from workers import dialects, gauges
-from workers.addresses import Address, expand
 from workers.client import Client, Look, Unreachable
 from workers.dialects.openai import context_tokens, model_entries
 from workers.doctor.case import Case, Seen

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from draftfleet import tokens
+from draftfleet.addresses import expand
 from draftfleet.errors import SettingsError
 from workers import dialects
-from workers.addresses import expand
 from workers.doctor.case import Case
 from workers.doctor.findings import Finding, fault, of_error, ok, warning
 
@@ -53,7 +53,11 @@ def _servers(case: Case) -> Iterator[Finding]:
         yield of_error("servers", error)
         return
     if found:
-        yield ok("servers", f"{len(found)} addresses", servers=[address.url for address in found])
+        yield ok(
+            "servers",
+            "1 address" if len(found) == 1 else f"{len(found)} addresses",
+            servers=[address.url for address in found],
+        )
     else:
         yield fault("servers", "worker.servers is empty: nobody would answer", "`--servers http://127.0.0.1:8000`")
 

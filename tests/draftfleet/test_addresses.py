@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from draftfleet.addresses import Address, expand
 from draftfleet.errors import SettingsError
-from workers.addresses import Address, expand
 
 
 def test_an_address_is_taken_with_or_without_slash_and_v1_and_once() -> None:
