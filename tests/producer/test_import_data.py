@@ -309,7 +309,7 @@ def test_ids_made_of_text_are_held_against_the_count_that_the_file_gives(
 
 
 def test_nobody_decides_for_a_person_whether_text_is_trusted_and_nothing_is_written_before(
-    run: Run, importing: Import, make_prompts: MakePrompts, write_jsonl: Write
+    run: Run, importing: Import, make_prompts: MakePrompts, write_jsonl: Write, caplog: pytest.LogCaptureFixture
 ) -> None:
     prompts = make_prompts(4)
     fill(run, prompts)
@@ -319,6 +319,7 @@ def test_nobody_decides_for_a_person_whether_text_is_trusted_and_nothing_is_writ
         importing(data)
     dry = importing(data, dry_run=True)
     assert (dry.imported, dry.untrained, dry.missing, dry.record) == (4, 4, 0, None)
+    assert "will want --trust-text or --no-trust-text rows=4" in caplog.text
     assert (run.done(), run.partials(), list(run.storage.list("run/imports"))) == ([], [], [])
     report = importing(data, trust_text=False)
 

@@ -71,7 +71,8 @@ def _context(case: Case) -> Iterator[Finding]:
         yield fault(
             "max_tokens",
             f"sampling.max_tokens = {wanted} leaves no room for a prompt in the {limit} tokens of the target's context",
-            f"`--max-tokens {max(limit // 2, 1)}`",
+            f"`--max-tokens {max(limit // 2, 1)}`"
+            + (", and no more in the mixture" if case.settings.sampling.mixture else ""),
             max_tokens=wanted,
             context_tokens=limit,
         )
