@@ -1,7 +1,7 @@
 """Runs that ask more of a row than one answer: several samples, drawn thinking, every turn, answers that go on.
 
-The fake server's answer depends on what it is asked alone. So what a run holds after its faults is compared, row by row,
-with what the same run holds that met none: no answer may have come to another row, another turn, or be half an answer.
+The fake server's answer depends on what it is asked alone. So what a run holds after its faults is compared, row by
+row, with what the same run holds that met none: no answer may have come to another row or turn, or be half an answer.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ Until = Callable[..., Any]
 
 TARGET = Path(__file__).parents[2] / "examples/tiny-target"
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+WATERMARK_ROWS = 3 * 8
+"""Of the batches that a worker holds that has rows of one in flight."""
 DRAWN: dict[str, Any] = {
     "sampling.n": 4,
     "sampling.thinking_share": 0.5,
@@ -89,7 +91,12 @@ def servers() -> Iterator[list[FakeServer]]:
 
 
 def answers(
-    settings: Settings, storage: FileStorage, prompts: Sequence[Prompt], content: dict[str, Any], until: Until, log: Path
+    settings: Settings,
+    storage: FileStorage,
+    prompts: Sequence[Prompt],
+    content: dict[str, Any],
+    until: Until,
+    log: Path,
 ) -> dict[str, tuple[Any, ...]]:
     """What the same run holds that met no fault."""
     run = Run.create(storage, "calm", content, {})
@@ -111,7 +118,11 @@ def test_whatever_fails_a_run_of_several_samples_drawn_thinking_and_every_turn_h
     prompts = conversations(12, samples=4)
     one, other = servers
     settings = changed(
-        quick, worker__servers=[one.url, other.url], worker__concurrency=3, worker__max_tries=20, target__path=str(TARGET)
+        quick,
+        worker__servers=[one.url, other.url],
+        worker__concurrency=3,
+        worker__max_tries=20,
+        target__path=str(TARGET),
     )
     expected = answers(settings, storage, prompts, content, until, tmp_path / "calm.log")
 
@@ -183,13 +194,16 @@ def test_whatever_fails_while_cut_answers_go_on_they_become_what_they_were_cut_f
     assert {key: row[-2:] for key, row in held(run).items()} == {key: row[-2:] for key, row in expected.items()}
 
 
+@pytest.mark.parametrize("every", [1, 2], ids=["whole batches", "parts of batches"])
 def test_nothing_is_lost_or_doubled_where_workers_and_an_import_finish_the_same_rows(
-    quick: Settings, storage: FileStorage, servers: list[FakeServer], until: Until, tmp_path: Path
+    every: int, quick: Settings, storage: FileStorage, servers: list[FakeServer], until: Until, tmp_path: Path
 ) -> None:
     questions = [f"What is {number} times {number}?" for number in range(96)]
     data, paid = tmp_path / "questions.jsonl", tmp_path / "paid.jsonl"
     data.write_text("".join(json.dumps({"question": one}) + "\n" for one in questions))
-    paid.write_text("".join(json.dumps({"prompt": one, "completion": f"Paid: {one}"}) + "\n" for one in questions[8:]))
+    paid.write_text(
+        "".join(json.dumps({"prompt": one, "completion": f"Paid: {one}"}) + "\n" for one in questions[8::every])
+    )
     settings = changed(
         quick,
         worker__servers=[servers[0].url],
@@ -214,7 +228,9 @@ def test_nothing_is_lost_or_doubled_where_workers_and_an_import_finish_the_same_
     ours = sum(sample.server.startswith("imported:") for sample in samples)
     assert sorted(sample.row_key for sample in samples) == sorted({sample.row_key for sample in samples})
     assert (again["imported"], again["missing"]) == (0, 0)
-    assert ours == first["imported"]
+    # What the worker held was not looked at again: of whole batches the import's shard came first, else it asked them.
+    held_then = 0 if every == 1 else WATERMARK_ROWS // every
+    assert first["imported"] - held_then <= ours <= first["imported"]
     assert_sound(run, 96)
 
 
