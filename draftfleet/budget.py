@@ -11,8 +11,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 
 import redis
+from redis.exceptions import LockError
 
 from draftfleet import control, live
 from draftfleet.accounting import Accountant
@@ -63,7 +65,7 @@ class Budgets:
             return False
 
     def _leads(self) -> bool:
-        if self._lock.owned():
+        with suppress(LockError):  # not held, or no more
             return bool(self._lock.reacquire())
         self._shards.clear()
         return bool(self._lock.acquire())

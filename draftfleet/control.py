@@ -74,7 +74,8 @@ def change(run: Run, client: redis.Redis | None, *, only_if: Control | None = No
 
     Raises RunMissing if the run was deleted, StorageError, or redis.RedisError.
     """
-    lock = nullcontext() if client is None else client.lock(f"draftfleet:{run.run_id}:control", timeout=LOCK_S)
+    name = f"draftfleet:{run.run_id}:control"
+    lock = nullcontext() if client is None else client.lock(name, timeout=LOCK_S, raise_on_release_error=False)
     with lock:
         before = read(run)
         if before == DELETED:

@@ -11,10 +11,12 @@ import re
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
 import redis
 from celery import Celery
+from redis.exceptions import LockError
 
 from draftfleet import again, cleanup, control, drafters, drawing, settings
 from draftfleet.claims import Claims, Lapsed, published_key
@@ -97,7 +99,7 @@ class Reconciler:
             self.ask_for_trainings()
             return self._over_runs(self._republish)
         finally:
-            if lock.owned():
+            with suppress(LockError):  # it lapsed meanwhile: what was published stays right
                 lock.release()
 
     def ask_for_trainings(self) -> int:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,9 @@ log = logging.getLogger(__name__)
 PINNED = ("batch_size", "heldout", "split_column", "turns")
 """Knobs of `producer` that decide what is asked, or what a batch holds."""
 
+MOST_AHEAD = 1000
+"""Prompts that are read before a run is made."""
+
 
 def produce(settings: Settings, *, progress: bool, rows: Iterable[object] | None = None) -> Report:
     """Add what is new in `producer.data`, or in all `producer.sources`, to the run, and seal it.
@@ -69,7 +72,7 @@ def produce(settings: Settings, *, progress: bool, rows: Iterable[object] | None
     probe(shared)
     client, app = connect(settings), make_app(settings)
     with watched(source, reading, enabled=progress), _queue_faults():
-        run, prompts = _open_run(shared, settings, source, iter(reading))
+        run, prompts = _open_run(shared, settings, reading)
         with Lease(client, run, settings.claims) as lease:
             fleet.describe(run, settings)
             orders.begin(settings, run, client)
@@ -155,16 +158,14 @@ def _warn_of_equal_samples(sampling: sections.Sampling) -> None:
         log.warning(event("samples of a prompt will be equal", n=sampling.n, temperature=0, do=do))
 
 
-def _open_run(
-    shared: Storage, settings: Settings, source: Source, prompts: Iterator[Prompt]
-) -> tuple[Run, Iterator[Prompt]]:
-    """An existing run is checked first. A new one is made when there is a first prompt: a wrong file leaves none."""
-    content = content_of(settings)
+def _open_run(shared: Storage, settings: Settings, reading: Reading) -> tuple[Run, Iterator[Prompt]]:
+    """An existing run is checked first. A new one is made when each source gave a prompt: a wrong file leaves none."""
+    content, prompts = content_of(settings), iter(reading)
     try:
         existing = Run.open(shared, settings.run)
     except RunMissing:
-        prompts = chain([next(prompts)], prompts)
-        return Run.create(shared, settings.run, content, provenance_of(source)), prompts
+        prompts = _begun(reading, prompts)
+        return Run.create(shared, settings.run, content, provenance_of(reading.source)), prompts
     pinned = existing.info.content.get("target.fingerprint")
     if pinned is None or content["target.fingerprint"] is None:  # unknown on one side: there is nothing to compare
         if content["target.fingerprint"] is not None:
@@ -178,6 +179,16 @@ def _open_run(
             )
         content["target.fingerprint"] = pinned
     return Run.create(shared, settings.run, content, {}, UNPINNED), prompts
+
+
+def _begun(reading: Reading, prompts: Iterator[Prompt]) -> Iterator[Prompt]:
+    """These prompts, begun: each source has given one, unless it is a rare one of a mixture."""
+    first: list[Prompt] = []
+    for prompt in islice(prompts, MOST_AHEAD):
+        first.append(prompt)
+        if all(part.prompts for part in reading.parts):
+            break
+    return chain(first, prompts)
 
 
 def content_of(settings: Settings) -> dict[str, Any]:

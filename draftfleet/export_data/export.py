@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
+import os
 import shlex
 import shutil
 import sys
 import time
 import uuid
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from draftfleet.accounting import Accountant
-from draftfleet.errors import CorruptFile, DataError, SettingsError
+from draftfleet.errors import CorruptFile, DataError, SettingsError, StorageUnwritable
 from draftfleet.export_data import card
 from draftfleet.export_data.formats import Format, format_of
 from draftfleet.export_data.formats.files import sync
@@ -39,6 +41,9 @@ log = logging.getLogger(__name__)
 
 MARK = "export.json"
 """Says that a folder is an export, and of what. A folder without it is never replaced."""
+
+UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+"""What a full disk answers, or one that is not ours to write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,23 +142,26 @@ def _write(folder: Path, form: Format, wanted: Wanted, kept: Kept, tally: Tally,
     with _bar(total, tally, enabled=progress) as step:
         for split in wanted.splits:
             writer = None
-            for samples in kept.batches(split):
-                left = None if wanted.limit is None else wanted.limit - tally.lines[split]
-                if left is not None and left <= 0:
-                    break
-                units = [
-                    unit
-                    for sample in samples
-                    for unit in units_of(sample, wanted, needs_ids=needs_ids, left_out=tally.left_out)
-                ][:left]
-                if units and writer is None:
-                    writer = form.open(folder, split, wanted)
-                    written.append(split)
-                if units and writer is not None:
-                    writer.write(units)
-                for unit in units:
-                    tally.add(unit)
-                step()
+            with closing(
+                kept.batches(split)
+            ) as batches:  # also after an error: its readers end before the process does
+                for samples in batches:
+                    left = None if wanted.limit is None else wanted.limit - tally.lines[split]
+                    if left is not None and left <= 0:
+                        break
+                    units = [
+                        unit
+                        for sample in samples
+                        for unit in units_of(sample, wanted, needs_ids=needs_ids, left_out=tally.left_out)
+                    ][:left]
+                    if units and writer is None:
+                        writer = form.open(folder, split, wanted)
+                        written.append(split)
+                    if units and writer is not None:
+                        writer.write(units)
+                    for unit in units:
+                        tally.add(unit)
+                    step()
             if writer is not None:
                 writer.close()
     return written
@@ -191,24 +199,33 @@ def _refuse(wanted: Wanted, folder: Path, *, overwrite: bool) -> None:
 @contextmanager
 def _staging(folder: Path, *, overwrite: bool) -> Generator[Path]:
     """A folder beside the one that is wanted, which takes its place if all went well, and goes if not."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
     staged = folder.parent / f".{folder.name}.{uuid.uuid4().hex[:8]}.part"
-    staged.mkdir()
     try:
+        staged.mkdir(parents=True)
         yield staged
         sync(staged)
         _refuse(Wanted(), folder, overwrite=overwrite)  # somebody else may have been quicker
         if folder.exists():
             old = staged.with_suffix(".old")
             folder.rename(old)
-            staged.rename(folder)
+            try:
+                staged.rename(folder)
+            except OSError:
+                old.rename(folder)
+                raise
             shutil.rmtree(old)
         else:
             staged.rename(folder)
         sync(folder.parent)
-    except BaseException:
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        raise StorageUnwritable(
+            f"could not write {folder}: {os.strerror(error.errno)}. Make room or make it writable, or name another "
+            "folder, and export again: nothing of this one is left."
+        ) from error
+    finally:
         shutil.rmtree(staged, ignore_errors=True)
-        raise
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 
@@ -41,7 +41,7 @@ class Kept:
     def num_batches(self, split: Split) -> int:
         return len(self._of(split))
 
-    def batches(self, split: Split) -> Iterator[list[Sample]]:
+    def batches(self, split: Split) -> Generator[list[Sample]]:
         """For each batch of the split that is done, its rows; none of a shard that cannot be read."""
         families = iter(self._of(split))
         with ThreadPoolExecutor(READERS) as pool:

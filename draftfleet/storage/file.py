@@ -241,8 +241,8 @@ class FileStorage:
                     "in the way."
                 ) from error
             raise StorageUnwritable(
-                f"could not write {self.root / path}: {error.strerror}. Make room or make it writable; nothing was "
-                "lost, work goes on by itself."
+                f"could not write {self.root / path}: {error.strerror}. Make room or make it writable. Nothing was "
+                "lost: workers go on by themselves, any other command is to be run again."
             ) from error
 
 

@@ -29,8 +29,8 @@ def read_csv(stream: IO[bytes]) -> Iterator[tuple[int, Row | Malformed]]:
             number = rows.line_num + 2
     except csv.Error as error:
         raise DataError(
-            f"the row that begins on line {number} is no CSV: {error}. What came before it is queued; mend the line "
-            "and produce again: only what is new is added."
+            f"the row that begins on line {number} is no CSV: {error}. Full batches before it are queued; mend the "
+            "line and produce again: only what is new is added."
         ) from None
 
 

@@ -119,6 +119,6 @@ def _row(value: Any) -> Row | Malformed:
 
 def _broken(number: int, why: str) -> str:
     return (
-        f"the JSON array is broken at object {number}: {why}. What came before it is queued; put a whole file in its "
-        "place and produce again: only what is new is added."
+        f"the JSON array is broken at object {number}: {why}. Full batches before it are queued; put a whole file in "
+        "its place and produce again: only what is new is added."
     )

@@ -55,7 +55,7 @@ class TextFile:
             self.position = self.size or 0
         except (EOFError, zlib.error, OSError, pa.ArrowException) as error:
             raise DataError(
-                f"{self.name} cannot be read after line {number}: {error}. What came before it is queued; "
+                f"{self.name} cannot be read after line {number}: {error}. Full batches before it are queued; "
                 "put a whole file in its place and produce again: only what is new is added."
             ) from error
 

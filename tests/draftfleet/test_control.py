@@ -157,6 +157,21 @@ def test_an_order_holds_though_redis_is_away(
     assert "The order holds all the same" in capsys.readouterr().err
 
 
+def test_an_order_holds_though_the_lock_lapsed_while_it_was_written(
+    client: redis.Redis, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = FileStorage.put
+
+    def put_slowly(storage: FileStorage, name: str, raw: bytes) -> None:
+        put(storage, name, raw)
+        assert client.delete(f"draftfleet:{run.run_id}:control") == 1
+
+    monkeypatch.setattr(FileStorage, "put", put_slowly)
+
+    assert control.change(run, client, state="paused").state == "paused"
+    assert control.read(run).state == "paused"
+
+
 def test_status_and_the_list_show_why_and_since_when(
     settings: Settings, run: Run, make_prompts: MakePrompts, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,6 +214,11 @@ def test_a_budget_counts_shards_and_live_reports_once_and_one_process_looks(
     live.publish(client, report.model_copy(update={"runs": [row]}))
     assert ours.check([run]) == theirs.check([run]) == []
     run.commit(BATCH, [make_sample(prompt) for prompt in prompts[:2]])  # 6 tokens; the report is still the old one
+    assert ours.check([run]) == []
+
+    client.set(f"draftfleet:budgets:{MODEL}", "another's")  # as after a look that took longer than the lease
+    assert ours.check([run]) == []
+    client.delete(f"draftfleet:budgets:{MODEL}")
     assert ours.check([run]) == []
 
     # In another thread, as the chore is.

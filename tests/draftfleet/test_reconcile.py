@@ -10,6 +10,7 @@ import pytest
 import redis
 from celery import Celery
 
+from draftfleet import cleanup
 from draftfleet.accounting import Accountant
 from draftfleet.asking_again import Asking, create
 from draftfleet.claims import Claims
@@ -289,6 +290,16 @@ def test_a_reconciler_that_dies_holding_its_lock_is_succeeded(
     client.lock("draftfleet:reconciling", timeout=0.2, blocking=False).acquire()
 
     assert until(reconciler.republish) == 1
+
+
+def test_a_reconciler_that_lost_its_lock_ends_its_look_and_leaves_the_lock_to_its_new_holder(
+    reconciler: Reconciler, client: redis.Redis, run: Run, make_prompts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.write_prompts(BATCH, make_prompts(1))
+    monkeypatch.setattr(cleanup, "remove_keys", lambda *_: client.set("draftfleet:reconciling", "another's"))
+
+    assert reconciler.republish() == 1
+    assert client.get("draftfleet:reconciling") == "another's"
 
 
 def test_a_trainer_that_died_is_asked_again_until_it_is_out_of_attempts(

@@ -104,6 +104,24 @@ def test_wrong_data_leaves_no_run_behind_and_an_existing_one_as_it_was(
     assert produce(configure(tmp_path / "data.jsonl"), progress=False).already == 10
 
 
+def test_a_wrong_source_of_a_mixture_leaves_no_run_behind(
+    configure: Configure, storage: FileStorage, tmp_path: Path, questions: Questions, write: Write
+) -> None:
+    good, useless = (
+        write(tmp_path / "good.jsonl", questions(10)),
+        write(tmp_path / "useless.jsonl", ['{"text": "?"}\n']),
+    )
+    sources = [{"data": str(good), "weight": 9}, {"data": str(useless), "weight": 1}]
+
+    with pytest.raises(DataError, match=r"useless\.jsonl has none of the columns"):
+        produce(configure("", producer__sources=sources), progress=False)
+    with pytest.raises(RunMissing):
+        Run.open(storage, "run")
+    report = produce(configure("", producer__sources=sources[:1]), progress=False)
+
+    assert (report.lines, report.prompts) == (10, 10)
+
+
 def test_what_is_not_set_and_a_redis_that_is_away_are_said(
     configure: Configure, redis_server: Embedded, tmp_path: Path, questions: Questions, write: Write
 ) -> None:
