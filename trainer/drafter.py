@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -40,8 +40,28 @@ class DrafterConfig:
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
+    num_layers: int = 1
+    style: Literal["llama", "qwen3"] = "llama"
+    """qwen3: queries and keys of each head are normed."""
+    draft_vocab_size: int | None = None
+    """None: the whole vocabulary."""
+
+    # EAGLE-3
     ttt_steps: int = 3
     step_decay: float = 0.8
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    norm_output: bool = False
+    fc_norm: bool = False
+
+    # DFlash
+    block_size: int = 0
+    mask_token_id: int = -1
+    layer_types: list[str] = field(default_factory=list[str])
+    sliding_window: int | None = None
+    causal: bool = False
+    """Whether a drafted slot sees only those before it, in layers of full attention."""
+
     extra: dict[str, Any] = field(default_factory=dict)
 
 

@@ -145,12 +145,12 @@ def fit(
             if sums["batches"] < len(own):  # asked to stop while it waited for samples
                 break
 
-            # Gradients of all processes, by the tokens of the whole step: exact, however the tokens were dealt out.
+            # Gradients of all processes, by the weight of the whole step: exact, however the tokens were dealt out.
             sums["stop"] = float(stop.is_set())
             gradients = [weight.grad for weight in weights if weight.grad is not None]
             sums = team.add_up(gradients, sums)
             for gradient in gradients:
-                gradient.div_(max(sums["tokens"], 1))
+                gradient.div_(sums["weight"] or 1)
             norm = clip_grad_norm_(weights, knobs.clip)
             _expect_finite(norm, "gradient", state.step, keys)
 

@@ -236,7 +236,7 @@ def test_drafting_equals_the_training_unroll_over_the_drafted_tokens(target: HfT
     captured = next(target.capture([[prefix]]))[0]
 
     proposer = algorithm.proposer()
-    logits = proposer.logits(prefix.ids[1:], captured.hidden[:16], 4)
+    logits = proposer.propose(prefix.ids[1:], captured.hidden[:16], 4).logits
 
     drafted = logits.argmax(-1)
     ids = torch.cat((prefix.ids, drafted))
@@ -251,13 +251,13 @@ def test_a_draft_does_not_depend_on_how_the_prefix_arrived_or_on_drafts_before_i
     prefix = row(40, range(10, 40))
     hidden = next(target.capture([[prefix]]))[0].hidden
 
-    at_once = algorithm.proposer().logits(prefix.ids[1:], hidden[:39], 3)
+    at_once = algorithm.proposer().propose(prefix.ids[1:], hidden[:39], 3).logits
     proposer = algorithm.proposer()
     for start, stop in ((0, 20), (20, 21), (21, 25), (25, 39)):
-        piecewise = proposer.logits(prefix.ids[start + 1 : stop + 1], hidden[start:stop], 3)
+        piecewise = proposer.propose(prefix.ids[start + 1 : stop + 1], hidden[start:stop], 3).logits
 
     assert_close(piecewise, at_once)
-    assert algorithm.proposer().propose(prefix.ids[1:], hidden[:39], 3) == at_once.argmax(-1).tolist()
+    assert algorithm.proposer().propose(prefix.ids[1:], hidden[:39], 3).ids == at_once.argmax(-1).tolist()
 
 
 def test_tensors_have_the_names_and_shapes_that_engines_read(target: HfTarget) -> None:

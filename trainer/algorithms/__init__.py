@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -25,14 +26,30 @@ class Loss:
 
     total: Tensor  # scalar, summed over tokens
     num_tokens: int  # with a loss; each of them has one at every draft step
+    weight: float  # what `total` is divided by: `num_tokens`, or the sum of their weights
     metrics: dict[str, Tensor]  # sums, each divided by `num_tokens` when logged: loss_0, accuracy_0, acceptance_0, ...
+
+
+class Draft(NamedTuple):
+    """Drafted tokens, and the logits (k, V) over the target's vocabulary that they were chosen from."""
+
+    ids: list[int]
+    logits: Tensor
+
+
+Choose = Callable[[Tensor], Tensor]
+"""Chooses a token from each row of logits: (n, V) -> (n,)."""
+
+
+def greedy(logits: Tensor) -> Tensor:
+    return logits.argmax(-1)
 
 
 class Proposer(Protocol):
     """Drafting for one sequence, with a cache of its own."""
 
-    def propose(self, ids: Tensor, hidden: Tensor, k: int) -> list[int]:
-        """Draft `k` tokens greedily.
+    def propose(self, ids: Tensor, hidden: Tensor, k: int, choose: Choose = greedy) -> Draft:
+        """Draft at most `k` tokens, each chosen by `choose` from its logits.
 
         `hidden` (n, K*D) are the target's states that are new since the last call; `ids` (n,) are the tokens after
         each, so that the last is the token just chosen by the target. With prompt x0..x4 and first answer token x5 the

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from draftfleet.settings import Settings
-from trainer.algorithms import Loss
+from trainer.algorithms import Choose, Draft, Loss, greedy
 from trainer.algorithms.head import soft_cross_entropy
 from trainer.algorithms.layers import Attention, RMSNorm, Rotary, Spans, SwiGLU, attend, attend_last
 from trainer.drafter import DrafterConfig
@@ -109,12 +109,12 @@ class Eagle3:
         total, sums = soft_cross_entropy(
             states, self.drafter.lm_head.weight, layout.last, self._target.logits, self._step_weights
         )
-        return Loss(total, len(layout.chosen), _metrics(sums))
+        return Loss(total, len(layout.chosen), len(layout.chosen), _metrics(sums))
 
     def _no_loss(self) -> Loss:
         """Zero, with a gradient of zero for every weight."""
         zero = torch.stack([parameter.sum() for parameter in self.drafter.parameters()]).sum() * 0.0
-        return Loss(zero, 0, _metrics(zero.detach().expand(3, self.config.ttt_steps)))
+        return Loss(zero, 0, 0, _metrics(zero.detach().expand(3, self.config.ttt_steps)))
 
     def _unroll(self, layout: Layout) -> list[Tensor]:
         """The hidden states (Q, H) that each step puts out at the drafting positions."""
@@ -195,7 +195,7 @@ def _answers_first(parts: list[Tensor], rows: list[_LaidOutRow]) -> Tensor:
 
 
 class Eagle3Proposer:
-    """Greedy drafting for one sequence. Keys and values of step 0 are kept; those of a draft are thrown away."""
+    """Drafting for one sequence. Keys and values of step 0 are kept; those of a draft are thrown away."""
 
     def __init__(self, algorithm: Eagle3) -> None:
         self._algorithm = algorithm
@@ -204,12 +204,7 @@ class Eagle3Proposer:
         self._values: Tensor | None = None
 
     @torch.no_grad()
-    def propose(self, ids: Tensor, hidden: Tensor, k: int) -> list[int]:
-        return [int(one) for one in self.logits(ids, hidden, k).argmax(-1)]
-
-    @torch.no_grad()
-    def logits(self, ids: Tensor, hidden: Tensor, k: int) -> Tensor:
-        """As `propose`, but what the tokens are chosen from: (k, V)."""
+    def propose(self, ids: Tensor, hidden: Tensor, k: int, choose: Choose = greedy) -> Draft:
         algorithm, attention = self._algorithm, self._layer.self_attn
         states = algorithm.drafter.fc(hidden.to(algorithm.drafter.fc.weight.dtype))
         x = self._layer.inputs(algorithm.embed(ids), states)
@@ -223,17 +218,19 @@ class Eagle3Proposer:
         state, x, cos, sin = states[-1:], x[-1:], cos[-1:], sin[-1:]
         keys, values = [self._keys], [self._values]
         drafted: list[Tensor] = []
+        logits: list[Tensor] = []
         for step in range(k):
             if step > 0:
-                x = self._layer.inputs(algorithm.embed(drafted[-1].argmax(-1)), state)
+                x = self._layer.inputs(algorithm.embed(drafted[-1]), state)
                 cos, sin = algorithm.rotary.tables(positions[-1:] + step)
                 key, value = attention.key_value(x, cos, sin)
                 keys.append(key)
                 values.append(value)
             attended = attend_last(attention.query(x, cos, sin), torch.cat(keys), torch.cat(values))
             state = self._layer.outputs(state, attended)
-            drafted.append(algorithm.drafter.lm_head(algorithm.drafter.norm(state)))
-        return torch.cat(drafted)
+            logits.append(algorithm.drafter.lm_head(algorithm.drafter.norm(state)))
+            drafted.append(choose(logits[-1]))
+        return Draft([int(one) for one in drafted], torch.cat(logits))
 
 
 def configure(settings: Settings, target: Target) -> DrafterConfig:
