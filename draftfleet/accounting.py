@@ -3,8 +3,8 @@
     lines read       = prompts + duplicates + malformed + rejected      (the producer's, per pass)
     expected samples = ok + truncated + failed + pending
 
-`expected` comes from the producer's totals once the run is sealed, and the other side from shards, dead letters and
-outstanding batches, so that the second identity is a check and not a definition.
+`expected` comes from the producer's totals once the run is sealed, prompts times sampling.n, and the other side from
+shards, dead letters and outstanding batches, so that the second identity is a check and not a definition.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ from draftfleet.runs import Run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accounting:
-    """The rows of a run by outcome, and its batches by state. `expected` is None until the run is sealed."""
+    """The rows of a run by outcome, and its batches by state. `expected` is None until the run is sealed.
+
+    A conversation is one row, whose assistant turns are counted in `turns`; `ended` are conversations that ended before
+    their source did, by why.
+    """
 
     run: str
     expected: int | None
@@ -35,6 +39,8 @@ class Accounting:
     pending: int
     tokens: int
     mismatched: int
+    turns: int
+    ended: dict[str, int]
     batches: int
     done: int
     split: int
@@ -80,13 +86,19 @@ class Accountant:
         counts += again.counts
         return Accounting(
             run=self.run.name,
-            expected=None if sealed is None else int(sealed["prompts"]),
+            expected=None if sealed is None else int(sealed.get("samples", sealed["prompts"])),
             ok=counts.ok,
             truncated=counts.truncated,
             failed=counts.failed,
             pending=sum(self._size(batch) for batch in [*outstanding, *corrupt]) + again.pending,
             tokens=counts.tokens,
             mismatched=counts.mismatched,
+            turns=counts.turns,
+            ended={
+                "tool_calls": counts.cut_short_ok,
+                "truncated": counts.cut_short_truncated,
+                "failed": counts.cut_short_failed,
+            },
             batches=len(self.run.batches()),
             done=len(done) - len(corrupt),
             split=len(split),
@@ -160,7 +172,7 @@ def _best(said: Iterable[Mapping[str, Counts]]) -> dict[str, Counts]:
 
 
 def to_json(accounting: Accounting) -> dict[str, Any]:
-    names = ("run", "expected", "ok", "truncated", "failed", "pending", "tokens", "mismatched")
+    names = ("run", "expected", "ok", "truncated", "failed", "pending", "tokens", "mismatched", "turns", "ended")
     batches = {name: getattr(accounting, name) for name in ("batches", "done", "split", "dead", "corrupt")}
     return {name: getattr(accounting, name) for name in names} | {
         "batches": batches,

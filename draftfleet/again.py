@@ -22,10 +22,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
+from draftfleet.conversations import Sources, merged
 from draftfleet.errors import CorruptFile
 from draftfleet.logs import event
 from draftfleet.names import Split, again_id, parent_of, split_of
-from draftfleet.outcomes import RANK, Counts
+from draftfleet.outcomes import Counts
 from draftfleet.records import Outcome, Prompt, Sample
 from draftfleet.runs import Run
 
@@ -41,6 +42,8 @@ class Superseded:
     outcome: Outcome
     tokens: int
     mismatched: bool
+    earlier: int = 0
+    is_cut_short: bool = False
 
     @classmethod
     def of(cls, sample: Sample) -> Superseded:
@@ -51,11 +54,20 @@ class Superseded:
             outcome=sample.outcome,
             tokens=one.tokens,
             mismatched=bool(one.mismatched),
+            earlier=one.earlier,
+            is_cut_short=sample.ended is not None,
         )
 
     @property
     def counts(self) -> Counts:
-        return Counts(**{self.outcome: 1}, tokens=self.tokens, mismatched=int(self.mismatched))
+        cut_short = {f"cut_short_{self.outcome}": 1} if self.is_cut_short else {}
+        return Counts(
+            **{self.outcome: 1},
+            tokens=self.tokens,
+            mismatched=int(self.mismatched),
+            earlier=self.earlier,
+            **cut_short,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +186,7 @@ class _Records:
 
 def rank(counts: Counts) -> int:
     """Of one row: the smaller, the better."""
-    return min(RANK[outcome] for outcome in RANK if getattr(counts, outcome))
+    return next(number for number, found in enumerate((counts.ok, counts.truncated, counts.failed)) if found)
 
 
 def create(
@@ -208,7 +220,7 @@ def mend(run: Run) -> list[str]:
         try:
             sources = {parent_of(row.batch)[0] for row in file.rows}
             prompts = {one.row_key: one for source in sorted(sources) for one in run.read_prompts(source)}
-            wanted = [prompts[row.row_key] for row in file.rows]
+            wanted = [_with_turns(run, prompts[row.row_key], row) for row in file.rows]
         except (CorruptFile, FileNotFoundError, KeyError) as error:
             log.error(event("batch not mended", run=run.name, batch=name, error=str(error)))
             continue
@@ -245,11 +257,13 @@ def _make(run: Run, again: Again, samples: Sequence[Sample], *, alone: bool) -> 
         if not left:
             return {}
         name = again_id(split, max(numbers, default=-1) + 1)
+        sources = Sources(run)
+        prompts = [sources.prompt(one) for one in left.values()]
         rows = [asdict(Superseded.of(one)) for one in left.values()]
         raw = json.dumps({"created_at": time.time(), "alone": alone, "rows": rows}, indent=1).encode()
         if not run.storage.put_if_absent(_path(run, name), raw):
             continue  # another process was faster: look what it asks
-        _finish(run, name, [_prompt(one) for one in left.values()], alone=alone)
+        _finish(run, name, prompts, alone=alone)
         return {name: len(left)}
 
 
@@ -266,8 +280,13 @@ def _half_made(again: Again) -> set[tuple[str, str]]:
     return {(parent_of(row.batch)[0], row.row_key) for name in half for row in _read(again.run, name).rows}
 
 
-def _prompt(sample: Sample) -> Prompt:
-    return Prompt(sample.prompt_id, sample.split, sample.messages, sample.tools, sample.sample, sample.turns)
+def _with_turns(run: Run, prompt: Prompt, row: Superseded) -> Prompt:
+    """With the turns that the superseded record has. Raises FileNotFoundError or CorruptFile."""
+    if not row.earlier:
+        return prompt
+    grave = run.dead().get(row.batch)
+    samples = [grave] if grave else run.read_samples(row.batch)
+    return next((merged(prompt, sample) for sample in samples if sample.row_key == row.row_key), prompt)
 
 
 class _File(NamedTuple):

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from draftfleet import again, control
+from draftfleet.conversations import Sources
 from draftfleet.errors import DraftfleetError, QueueError, RunConflict, SettingsError
 from draftfleet.letters import KINDS, Filter, Letter, find
 from draftfleet.names import parts_of
@@ -140,13 +141,13 @@ def revive(settings: Settings, wanted: Filter, *, every: bool, dry_run: bool) ->
 def export(settings: Settings, wanted: Filter, file: str) -> dict[str, Any]:
     """Write a JSON line per row that a producer reads: conversation, tools, split; and its error. `-`: stdout."""
     run = _open(settings)
-    rows = 0
+    rows, sources = 0, Sources(run)
     with _to(file) as out:
         for letter in find(run, wanted):
             if letter.sample is None:
                 continue
-            sample, rows = letter.sample, rows + 1
-            line = {"messages": sample.messages, "tools": sample.tools, "split": sample.split}
+            prompt, rows = sources.prompt(letter.sample), rows + 1
+            line = {"messages": prompt.messages, "tools": prompt.tools, "split": prompt.split}
             line = {key: value for key, value in line.items() if value is not None}
             out.write(json.dumps(line | {"error": json.loads(letter.to_json())}, ensure_ascii=False) + "\n")
     return {"rows": rows, "file": file}

@@ -21,6 +21,7 @@
     │   ├── BadRequest           it refused this row: 400, 404, 413, 422       never retried
     │   ├── Overload             it is full: 429, 503                          retried
     │   └── Transient            it broke off: reset, 5xx, abort               retried
+    ├── HubError                 the Hugging Face Hub refused an upload, or cannot be reached
     └── TrainingError            the trainer, its target, or a drafter folder
         ├── TargetError          the target cannot be loaded or does not fit the samples
         └── DrafterError         a drafter folder with wrong, missing or extra parts
@@ -151,6 +152,10 @@ class Transient(ServerError):
     ) -> None:
         super().__init__(message, status=status, body=body, kind=kind)
         self.is_broken = is_broken
+
+
+class HubError(DraftfleetError):
+    exit_code = 9
 
 
 class TrainingError(DraftfleetError):

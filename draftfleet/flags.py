@@ -20,17 +20,24 @@ FLAGS = {
     "model": "target.model",
     "target": "target.path",
     "data": "producer.data",
+    "split": "producer.split",
+    "subset": "producer.subset",
+    "revision": "producer.revision",
     "column": "producer.column",
     "split_column": "producer.split_column",
     "heldout": "producer.heldout",
     "batch_size": "producer.batch_size",
     "limit": "producer.limit",
+    "sample": "producer.sample",
+    "seed": "producer.seed",
+    "language": "producer.languages",
     "strict": "producer.strict",
     "priority": "producer.priority",
     "token_budget": "producer.token_budget",
     "max_tokens": "sampling.max_tokens",
     "temperature": "sampling.temperature",
     "thinking": "sampling.thinking",
+    "samples": "sampling.n",
     "servers": "worker.servers",
     "concurrency": "worker.concurrency",
     "dialect": "worker.dialect",
@@ -88,8 +95,11 @@ def said(ctx: typer.Context) -> dict[str, Any]:
     given = ctx.params
     flags = dict(map(assignment, given["assign"] or []))
     flags |= {FLAGS[name]: value for name, value in given.items() if name in FLAGS and value not in (None, (), [])}
-    if given.get("servers"):
-        flags["worker.servers"] = [url.strip() for part in given["servers"] for url in part.split(",") if url.strip()]
+    for name in ("servers", "language"):
+        if given.get(name):
+            flags[FLAGS[name]] = [one.strip() for part in given[name] for one in part.split(",") if one.strip()]
+    if given.get("data"):
+        flags["producer.data"] = given["data"][0] if len(given["data"]) == 1 else list(given["data"])
     return flags
 
 

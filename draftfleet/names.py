@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal, cast
 
 Split = Literal["train", "heldout"]
@@ -41,3 +42,14 @@ def parent_of(batch: str) -> tuple[str, int | None]:
 
 def split_of(batch: str) -> Split:
     return cast(Split, batch.partition("-")[0])
+
+
+def imported_partial(process: str) -> str:
+    """How the name of a partial begins that an import wrote. The batch of all its rows follows."""
+    return f"imported.{process}"
+
+
+def batch_of_partial(name: str) -> str | None:
+    """The batch of all rows of a partial, where its name says so."""
+    found = re.fullmatch(r"imported\.[0-9a-f]+\.([a-z-]+[0-9]{6,12})-[0-9]{6}\.jsonl", name)
+    return found[1] if found else None

@@ -6,34 +6,41 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Self
 
-from draftfleet.records import Outcome, Sample
+from draftfleet.records import Outcome, Sample, Turn
 
-RANK: dict[Outcome, int] = {"ok": 0, "truncated": 1, "failed": 2}
+RANK: dict[Outcome, int] = {"ok": 0, "truncated": 1, "failed": 2, "unfinished": 3}
 """The smaller beats the larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What one or more sample shards hold."""
+    """What one or more sample shards hold.
+
+    `earlier` are the assistant turns before a row's own. `cut_short` are conversations that ended before their source
+    did: those that count as ok ended at tool calls, the others as their outcome says.
+    """
 
     ok: int = 0
     truncated: int = 0
     failed: int = 0
     tokens: int = 0
     mismatched: int = 0
+    earlier: int = 0
+    cut_short_ok: int = 0
+    cut_short_truncated: int = 0
+    cut_short_failed: int = 0
 
     @property
     def rows(self) -> int:
         return self.ok + self.truncated + self.failed
 
+    @property
+    def turns(self) -> int:
+        """Assistant turns that the target finished: as many training rows as there may be."""
+        return self.ok + self.truncated + self.earlier
+
     def __add__(self, other: Counts) -> Counts:
-        return Counts(
-            self.ok + other.ok,
-            self.truncated + other.truncated,
-            self.failed + other.failed,
-            self.tokens + other.tokens,
-            self.mismatched + other.mismatched,
-        )
+        return Counts.total([self, other])
 
     def __sub__(self, other: Counts) -> Counts:
         return Counts(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
@@ -44,23 +51,47 @@ class Counts:
         return cls(*(sum(getattr(one, name) for one in counts) for name in cls.__slots__))
 
     @classmethod
+    def one(
+        cls,
+        outcome: Outcome,
+        completion_tokens: int,
+        turns: Sequence[Turn] = (),
+        *,
+        ids_match_usage: bool,
+        is_cut_short: bool = False,
+    ) -> Self:
+        """Of one row."""
+        matching = all(turn.ids_match_usage for turn in turns) and (outcome == "failed" or ids_match_usage)
+        tokens = max(completion_tokens, 0) + sum(max(turn.completion_tokens, 0) for turn in turns)
+        cut_short = {f"cut_short_{outcome}": 1} if is_cut_short else {}
+        return cls(**{outcome: 1}, tokens=tokens, mismatched=int(not matching), earlier=len(turns), **cut_short)
+
+    @classmethod
     def of(cls, samples: Iterable[Sample]) -> Self:
-        """`tokens` are completion tokens; `mismatched` are rows whose ids are not as many as the server counted."""
-        ok = truncated = failed = tokens = mismatched = 0
-        for sample in samples:
-            ok += sample.outcome == "ok"
-            truncated += sample.outcome == "truncated"
-            failed += sample.outcome == "failed"
-            tokens += max(sample.completion_tokens, 0)
-            mismatched += sample.outcome != "failed" and not sample.ids_match_usage
-        return cls(ok, truncated, failed, tokens, mismatched)
+        """`tokens` are completion tokens; `mismatched` are rows with ids that are not as many as the server counted."""
+        return cls.total(
+            [
+                cls.one(
+                    sample.outcome,
+                    sample.completion_tokens,
+                    sample.turns,
+                    ids_match_usage=sample.ids_match_usage,
+                    is_cut_short=sample.ended is not None,
+                )
+                for sample in samples
+            ]
+        )
 
 
 def best(samples: Iterable[Sample]) -> dict[str, Sample]:
-    """One sample per row key: ok beats truncated beats failed, the first of equals stays."""
+    """One sample per row key: ok beats truncated beats failed, more turns beat fewer, the first of equals stays."""
     chosen: dict[str, Sample] = {}
     for sample in samples:
         held = chosen.get(sample.row_key)
-        if held is None or RANK[sample.outcome] < RANK[held.outcome]:
+        if held is None or _rank(sample) < _rank(held):
             chosen[sample.row_key] = sample
     return chosen
+
+
+def _rank(sample: Sample) -> tuple[int, int]:
+    return RANK[sample.outcome], -len(sample.turns)

@@ -19,11 +19,13 @@ from celery import Celery
 from draftfleet import again, cleanup, control, drafters, settings
 from draftfleet.claims import Claims, Lapsed, published_key
 from draftfleet.control import Control
+from draftfleet.conversations import asks_every_turn
 from draftfleet.errors import CorruptFile, RunMissing, StorageError
 from draftfleet.index import fill
 from draftfleet.letters import note_unreadable
 from draftfleet.logs import event
 from draftfleet.names import BATCH, NAME, parent_of, parts_of
+from draftfleet.outcomes import best
 from draftfleet.queue import ENDED, TRAIN_FIELD, chunks, note_ended, publish, publish_training, queued
 from draftfleet.records import Prompt, Sample
 from draftfleet.runs import TOMBSTONES, Run
@@ -185,7 +187,7 @@ class Reconciler:
             note_unreadable(run, claim.name, error, worker="")
             return
         if row is not None:
-            run.bury(claim.name, _given_up(run, claim, prompts[0]))
+            run.bury(claim.name, _given_up(run, claim, prompts[0], _begun(run, prompts[0])))
             log.error(event("row given up", run=run.name, batch=claim.name, attempts=claim.attempts))
         else:
             run.split(claim.name, len(prompts))
@@ -238,7 +240,7 @@ def model_of(run: Run) -> str:
     return str(run.info.content["target.model"])
 
 
-def _given_up(run: Run, claim: Lapsed, prompt: Prompt) -> Sample:
+def _given_up(run: Run, claim: Lapsed, prompt: Prompt, begun: Sample | None) -> Sample:
     return Sample(
         run_id=run.run_id,
         run=run.name,
@@ -246,7 +248,7 @@ def _given_up(run: Run, claim: Lapsed, prompt: Prompt) -> Sample:
         row_key=prompt.row_key,
         prompt_id=prompt.prompt_id,
         split=prompt.split,
-        messages=prompt.messages,
+        messages=prompt.messages if begun is None else begun.messages,
         tools=prompt.tools,
         outcome="failed",
         error=f"the worker ended {claim.attempts} times while this row was the only one of its batch",
@@ -254,4 +256,15 @@ def _given_up(run: Run, claim: Lapsed, prompt: Prompt) -> Sample:
         model=model_of(run),
         attempt=claim.attempts,
         started_at=time.time(),
+        sample=prompt.sample,
+        turns=prompt.turns if begun is None else begun.turns,
+        source=prompt.source,
     )
+
+
+def _begun(run: Run, prompt: Prompt) -> Sample | None:
+    """What the holders of a conversation finished of it."""
+    if not asks_every_turn(run):
+        return None
+    found = (sample for name in run.partials() for sample in run.read_partial(name))
+    return best(sample for sample in found if sample.row_key == prompt.row_key).get(prompt.row_key)

@@ -13,8 +13,11 @@ from pydantic.fields import FieldInfo
 
 from draftfleet.redaction import redact
 from draftfleet.settings import ENV_PREFIX, Section, Settings, describe
+from draftfleet.settings.section import table_of
 
 SECRET = "(secret)"
+LIST = "[]"
+"""Stands in the path of a key of each entry of a list of tables."""
 _KINDS = {int: "whole number", float: "number", str: "text", bool: "true or false", SecretStr: "text, secret"}
 _BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 
@@ -23,19 +26,43 @@ def as_toml(settings: Settings) -> str:
     """The values that hold now, as a settings file with a comment on each. Unset and secret knobs are commented out."""
     lines: list[str] = []
     for section, knobs in _sections():
+        if section.endswith(LIST):
+            lines += [*_tables(settings, section.removesuffix(LIST), list(knobs)), ""]
+            continue
         lines += [f"[{section}]"] if section else []
         for path, field in knobs:
             key, value = path.rpartition(".")[2], _value(settings, path)
-            lines.append(f"# {field.description} Default: {_toml(_default(field))}.")
-            lines.append(f"# {key} = {value or ''}".rstrip() if value in (None, SECRET) else f"{key} = {_toml(value)}")
+            if table_of(field) is None:
+                lines.append(f"# {field.description} Default: {_toml(_default(field))}.")
+                lines.append(_line(key, value))
         lines.append("")
     return "\n".join(lines).rstrip()
 
 
+def _tables(settings: Settings, path: str, knobs: list[tuple[str, FieldInfo]]) -> list[str]:
+    """A list of tables: each with what is set in it, and its keys beside one that is commented out."""
+    listed: list[Section] = _attribute(settings, path)
+    lines = [f"# [[{path}]]" if not listed else f"# Keys of [[{path}]]:"]
+    for inner, field in knobs:
+        lines.append(f"#   {inner.rpartition('.')[2]}: {field.description} Default: {_toml(_default(field))}.")
+    for one in listed:
+        lines.append(f"[[{path}]]")
+        lines += [_line(key, _open(getattr(one, key))) for key in type(one).model_fields if key in one.model_fields_set]
+    return lines
+
+
+def _line(key: str, value: Any) -> str:
+    return f"# {key} = {value or ''}".rstrip() if value in (None, SECRET) else f"{key} = {_toml(value)}"
+
+
 def as_json(settings: Settings) -> str:
-    """One object: each knob's dotted path with its value, default and description."""
+    """One object: each knob's dotted path with its value, default and description. Tables stand in their list."""
     knobs = {
-        path: {"value": _value(settings, path), "default": _default(field), "description": field.description}
+        path: {
+            "value": None if LIST in path else _value(settings, path),
+            "default": _default(field),
+            "description": field.description,
+        }
         for path, field in describe()
     }
     return json.dumps(knobs, indent=2, ensure_ascii=False)
@@ -46,10 +73,8 @@ def as_markdown() -> str:
     parts = [_HEAD]
     for section, knobs in _sections():
         if section:
-            model = Settings.model_fields[section].annotation
-            assert isinstance(model, type)
-            assert issubclass(model, Section)
-            parts.append(f"\n## {section}\n\n{model.__doc__}\n")
+            parts.append(f"\n## {section.removesuffix(LIST)}\n\n{_model(section).__doc__}\n")
+            parts += [_EXAMPLE.format(section.removesuffix(LIST))] if section.endswith(LIST) else []
         parts.append("\n| key | default | allowed | meaning |\n|---|---|---|---|\n")
         parts += [
             f"| `{path}` | {_cell(_default(field))} | {_kind(field)} | {field.description} |\n" for path, field in knobs
@@ -77,19 +102,41 @@ end names; given with `--set` it is refused, since every user of a machine can s
 """
 
 
+_EXAMPLE = """
+A list: in the settings file each entry begins with `[[{0}]]`. In the environment, as JSON, and with `--set`, as TOML,
+the whole list is one value. The keys of an entry:
+"""
+
+
+def _model(section: str) -> type[Section]:
+    name, _, key = section.removesuffix(LIST).partition(".")
+    model = Settings.model_fields[name].annotation
+    assert isinstance(model, type)
+    assert issubclass(model, Section)
+    inner = table_of(model.model_fields[key]) if key else model
+    assert inner is not None
+    return inner
+
+
 def _sections() -> Iterator[tuple[str, Iterator[tuple[str, FieldInfo]]]]:
     return groupby(describe(), key=lambda knob: knob[0].rpartition(".")[0])
 
 
 def _value(settings: Settings, path: str) -> Any:
+    return _open(_attribute(settings, path))
+
+
+def _attribute(settings: Settings, path: str) -> Any:
     value: Any = settings
     for name in path.split("."):
         value = getattr(value, name)
-    return _open(value)
+    return value
 
 
 def _open(value: Any) -> Any:
-    """Without secrets."""
+    """Without secrets. A table is what is set in it."""
+    if isinstance(value, Section):
+        return {key: _open(getattr(value, key)) for key in type(value).model_fields if key in value.model_fields_set}
     if isinstance(value, SecretStr):
         return SECRET
     if isinstance(value, str):
@@ -120,11 +167,12 @@ def _type_name(kind: Any) -> str:
     inner = [one for one in get_args(kind) if one is not type(None)]
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
-        return _type_name(inner[0])
+        return " or ".join(map(_type_name, inner))
     if origin is Literal:
         return " or ".join(f"`{one}`" for one in inner)
     if origin is list:
-        return f"list of {_type_name(inner[0])}"
+        is_table = isinstance(inner[0], type) and issubclass(inner[0], Section)
+        return "list of tables" if is_table else f"list of {_type_name(inner[0])}"
     if origin is dict:
         return "table, secret" if SecretStr in inner else "table"
     if origin is not None:  # Annotated, where a bound stands inside an optional knob

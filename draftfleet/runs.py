@@ -5,6 +5,7 @@
         prompts/train-000000.jsonl.gz    prompt shard of one batch; immutable
         samples/train-000000.parquet     sample shard of the same batch; its existence means done; immutable
         partial/PROCESS-000012.jsonl     finished rows of batches still at work
+        imports/NAME.json                what was imported, from which files
         again/train-again-000000.json    which rows this batch asks again (draftfleet.again)
         split/train-000000.json          the batch goes on as single rows: train-000000.0000, train-000000.0001, ...
         dead/train-000000.0007.json       a row that is given up, with its error
@@ -197,7 +198,7 @@ class Run:
         return self._parsed(self._prompts(batch), lambda raw: index.prompt_entry(batch, raw))
 
     def outcomes(self, batch: str) -> dict[str, Counts]:
-        """What became of each row of a shard, without its texts and ids. Raises FileNotFoundError or CorruptFile."""
+        """What became of each row of a shard. Raises FileNotFoundError or CorruptFile."""
         return self._sampled(batch, shards.outcomes_in)
 
     def set_aside(self, batch: str) -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from draftfleet.outcomes import Counts
-from draftfleet.records import SAMPLE_SCHEMA, Prompt, Sample
+from draftfleet.records import SAMPLE_SCHEMA, Prompt, Sample, Turn
 
 READ_FAULTS = (pa.ArrowException, ValueError, TypeError, KeyError, EOFError, OSError)
 """What a damaged sample shard makes Arrow raise, or us."""
@@ -55,17 +55,31 @@ def counts_in(raw: bytes) -> Counts:
 
 
 def outcomes_in(raw: bytes) -> dict[str, Counts]:
-    """What became of each row, by row key, without its texts and ids."""
-    columns = ["row_key", "outcome", "completion_tokens", "ids_match_usage"]
-    rows = cast(list[dict[str, Any]], pq.read_table(io.BytesIO(raw), columns=columns).to_pylist())
-    return {
-        row["row_key"]: Counts(
-            **{row["outcome"]: 1},
-            tokens=max(row["completion_tokens"], 0),
-            mismatched=int(row["outcome"] != "failed" and not row["ids_match_usage"]),
+    """What became of each row, by row key; of its texts and ids only those of earlier turns are read."""
+    file = pq.ParquetFile(io.BytesIO(raw))
+    return dict(counted(file.read([name for name in COUNTED if name in file.schema_arrow.names])))
+
+
+COUNTED = ("row_key", "outcome", "completion_tokens", "ids_match_usage", "turns", "ended")
+"""Columns. The last two are not in shards of older versions."""
+
+
+def counted(table: pa.Table) -> list[tuple[str, Counts]]:
+    """The row key of each row, and what it counts for, as `Counts.of` counts samples."""
+    table = table.select([name for name in COUNTED if name in table.column_names])
+    return [
+        (
+            row["row_key"],
+            Counts.one(
+                row["outcome"],
+                row["completion_tokens"],
+                [Turn(**turn) for turn in row.get("turns") or ()],
+                ids_match_usage=row["ids_match_usage"],
+                is_cut_short=row.get("ended") is not None,
+            ),
         )
-        for row in rows
-    }
+        for row in cast(list[dict[str, Any]], table.to_pylist())
+    ]
 
 
 def lines(text: str) -> list[str]:

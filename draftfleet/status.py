@@ -33,6 +33,12 @@ NOT_BEGUN: dict[str, Any] = {
     "finished": False,
 }
 
+ENDED = {
+    "tool_calls": "at other tool calls than the source's",
+    "truncated": "at an answer cut at its length",
+    "failed": "at a turn that failed",
+}
+
 WATCH_S = 2.0
 """Seconds between two looks with --watch."""
 
@@ -116,6 +122,7 @@ def warnings(state: dict[str, Any]) -> list[str]:
         found.append(f"{batches['dead']} rows were given up: see `draftfleet dead list`.")
     if state["mismatched"]:
         found.append(f"{state['mismatched']} rows have ids that do not match the server's count: kept, not trained on.")
+    found += _ended(state["ended"])
     if state["expected"] is None:
         found.append("the producer has not finished: totals are not final.")
     if not state["identity_holds"]:
@@ -129,6 +136,11 @@ def warnings(state: dict[str, Any]) -> list[str]:
     if state["pending"] and is_running and not state["workers"] and not state["queue"]["error"]:
         found.append("rows are pending and no worker is there: start `draftfleet work --servers URL,...`.")
     return found
+
+
+def _ended(counts: dict[str, int]) -> list[str]:
+    ended = ", ".join(f"{count} {ENDED[why]}" for why, count in counts.items() if count)
+    return [f"conversations ended before their source: {ended}. Their finished turns are kept."] if ended else []
 
 
 def _repair(settings: Settings, run: Run) -> None:
@@ -158,7 +170,8 @@ def _rows(state: dict[str, Any]) -> Table:
     said += [f"budget {ordered['token_budget']:,} tokens"] if ordered["token_budget"] else []
     title = f"run {state['run']}" + (f" ({', '.join(said)})" if said else "")
     table = Table(title=title, title_justify="left")
-    columns = ("ok", "truncated", "failed", "pending", "tokens")
+    has_more_turns = state["turns"] != state["ok"] + state["truncated"]
+    columns = ("ok", "truncated", "failed", "pending", *(["turns"] if has_more_turns else []), "tokens")
     for name in ("expected", *columns, "batches done", "queue"):
         table.add_column(name, justify="right")
     batches = state["batches"]

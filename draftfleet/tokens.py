@@ -44,6 +44,29 @@ class TargetTokenizer:
         """
         return self.encode(self._render(messages, tools, _switches(thinking, template_kwargs)))
 
+    def prompt_text(
+        self,
+        messages: Conversation,
+        tools: list[JSON] | None = None,
+        thinking: bool | None = None,
+        template_kwargs: JSON | None = None,
+    ) -> str:
+        """The text behind `prompt_ids`: what the model reads before the first token of its answer."""
+        return self._render(messages, tools, _switches(thinking, template_kwargs))
+
+    def lengths(self, texts: list[str]) -> list[int]:
+        """How many ids `encode` gives for each; all cores take part."""
+        if not texts:
+            return []
+        batch = self._tokenizer(texts, add_special_tokens=False, return_attention_mask=False)
+        return [len(ids) for ids in cast(list[list[int]], batch["input_ids"])]
+
+    @property
+    def special_texts(self) -> list[str]:
+        """The tokens that no text of a person holds, as the template spells them."""
+        known = set(self._tokenizer.all_special_ids) | set(self._tokenizer.added_tokens_decoder)
+        return sorted(self.decode([token]) for token in known)
+
     def completion_ids(
         self,
         messages: Conversation,
@@ -60,7 +83,7 @@ class TargetTokenizer:
         """The ids of an answer, its stop token included unless it was cut at its length.
 
         The first candidate of `completion_tokens` ids; where none has that many, the first candidate, whose count then
-        tells that the row is not to be trained on.
+        tells that the row is not to be trained on. The first, too, where nobody counted: -1.
         """
         switches = _switches(thinking, template_kwargs)
         answer: JSON = {"role": "assistant", "content": content or "", "reasoning_content": reasoning or ""}
@@ -69,7 +92,7 @@ class TargetTokenizer:
         first: list[int] | None = None
         for text in self._candidates(messages, answer, tools, switches, cut=finish_reason == "length"):
             ids = self.encode(text)
-            if len(ids) == completion_tokens:
+            if completion_tokens in (len(ids), -1):
                 return ids
             first = ids if first is None else first
         return first or []

@@ -192,25 +192,12 @@ class _Look:
                 raise ValueError(
                     f"it has {len(keys)} rows for {len(owed)} prompts: {missing} are missing, {strange} were not asked"
                 )
-        return _counts(table)
+        return Counts.total([counts for _, counts in shards.counted(table)])
 
     def _mend(self, entry: Entry, known: Entry | None, found: Found) -> None:
         if known is None or not known.same_shard(entry):
             self._run.index.add(entry)
             found.lines_written += 1
-
-
-def _counts(table: pa.Table) -> Counts:
-    """As `Counts.of` counts samples."""
-    outcomes = table["outcome"].to_pylist()
-    columns = (outcomes, table["completion_tokens"].to_pylist(), table["ids_match_usage"].to_pylist())
-    return Counts(
-        ok=outcomes.count("ok"),
-        truncated=outcomes.count("truncated"),
-        failed=outcomes.count("failed"),
-        tokens=sum(max(tokens, 0) for tokens in columns[1]),
-        mismatched=sum(outcome != "failed" and not matches for outcome, _, matches in zip(*columns, strict=True)),
-    )
 
 
 def _sums(run: Run) -> list[Fault]:

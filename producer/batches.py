@@ -10,6 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -42,18 +43,25 @@ def first_asked(batches: Iterable[str]) -> list[str]:
 
 
 class Batches:
-    """Collects prompts by split and hands each full batch on."""
+    """Collects prompts by split and hands each full batch on.
 
-    def __init__(self, size: int, first: Mapping[Split, int], hand_on: Callable[[Batch], None]) -> None:
+    Each prompt is put in `samples` times, always into one batch, which may thus be longer than `size` by less than
+    that: whatever a crash leaves, no prompt has some of its samples asked and others not.
+    """
+
+    def __init__(
+        self, size: int, first: Mapping[Split, int], hand_on: Callable[[Batch], None], *, samples: int = 1
+    ) -> None:
         self._size = size
+        self._samples = samples
         self._numbers = dict(first)
         self._hand_on = hand_on
         self._open: dict[Split, list[Prompt]] = {split: [] for split in SPLITS}
 
     def add(self, prompt: Prompt) -> None:
         waiting = self._open[prompt.split]
-        waiting.append(prompt)
-        if len(waiting) == self._size:
+        waiting += [replace(prompt, sample=number) for number in range(self._samples)]
+        if len(waiting) >= self._size:
             self._close(prompt.split)
 
     def close(self) -> None:

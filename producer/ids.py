@@ -33,7 +33,8 @@ SCHEMA = pa.schema([("batch", pa.string()), ("prompt_id", pa.binary(16)), ("text
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The prompts of one batch: their ids, and a hash of each last user turn without case and punctuation."""
+    """The prompts of one batch, each once however often it is sampled: their ids, and a hash of each last user turn
+    without case and punctuation."""
 
     batch: str
     ids: list[int]
@@ -41,10 +42,11 @@ class Held:
 
     @classmethod
     def of(cls, batch: str, prompts: Sequence[Prompt]) -> Self:
+        first = [prompt for prompt in prompts if prompt.sample == 0]
         return cls(
             batch,
-            [int(prompt.prompt_id, 16) for prompt in prompts],
-            [_hash(overlap_text(prompt.messages)) for prompt in prompts],
+            [int(prompt.prompt_id, 16) for prompt in first],
+            [_hash(overlap_text(prompt.messages)) for prompt in first],
         )
 
     @property

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 
 from draftfleet.names import Split
 from draftfleet.records import Prompt
@@ -22,6 +23,8 @@ class Ledger:
         self.duplicates = 0
         self.pass_splits: Counter[Split] = Counter()
         self.run_splits: Counter[Split] = Counter()
+        self.by_source: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        """`new`, `already` and `duplicates` of this pass, for each source."""
         self._known: dict[int, int] = {}
 
     def hold(self, held: Held) -> None:
@@ -36,16 +39,24 @@ class Ledger:
         if known is None:
             self._known[identity] = MET | (HELDOUT if prompt.split == "heldout" else 0)
             self.new += 1
+            self.by_source[prompt.source]["new"] += 1
             self.run_splits[prompt.split] += 1
             self.pass_splits[prompt.split] += 1
             return True
         if known & MET:
             self.duplicates += 1
+            self.by_source[prompt.source]["duplicates"] += 1
             return False
         self._known[identity] = known | MET
         self.already += 1
+        self.by_source[prompt.source]["already"] += 1
         self.pass_splits["heldout" if known & HELDOUT else "train"] += 1
         return False
+
+    def row_keys(self, samples: int) -> Iterator[str]:
+        """Of every row of the run. All turns of a conversation draw alike, so they stand as its first."""
+        for identity in self._known:
+            yield from (f"{identity:032x}-{number}-0" for number in range(samples))
 
 
 class Overlap:

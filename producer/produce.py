@@ -23,7 +23,7 @@ from typing import Any
 import redis
 from tenacity import RetryCallState, retry, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
-from draftfleet import fleet, orders, tokens
+from draftfleet import drawing, fleet, orders, tokens
 from draftfleet import settings as sections
 from draftfleet.errors import QueueError, RunMissing, SettingsError, TargetError
 from draftfleet.logs import event
@@ -34,9 +34,11 @@ from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.storage import Storage, open_storage, probe
 from producer.batches import Batch, Batches, Publish, Writer, first_asked, next_numbers
+from producer.chosen import chosen
 from producer.ids import Held, IdFiles, read_held
 from producer.lease import Lease
 from producer.ledger import Ledger, Overlap
+from producer.lengths import token_counter
 from producer.progress import watched
 from producer.reading import Reading
 from producer.report import Report, report_of, totals
@@ -50,14 +52,16 @@ PINNED = ("batch_size", "heldout", "split_column", "turns")
 
 
 def produce(settings: Settings, *, progress: bool) -> Report:
-    """Add what is new in `producer.data` to the run, and seal it.
+    """Add what is new in `producer.data`, or in all `producer.sources`, to the run, and seal it.
 
     The first batches are in the queue before the data set has been read to its end. After a crash, run it again: no
     prompt is lost or doubled. Raises SettingsError, DataError, RunConflict, RunBusy, StorageError or QueueError.
     """
     _check(settings)
+    _warn_of_equal_samples(settings.sampling)
+    count_tokens = token_counter(settings)
     source = open_source(settings.producer)
-    reading = Reading(source, settings.producer)
+    reading = Reading(source, settings.producer, count_tokens)
     shared = open_storage(settings.storage)
     probe(shared)
     client, app = connect(settings), make_app(settings)
@@ -94,7 +98,7 @@ def fill(
     if (report := earlier_report(run, reading.source, known, present)) is not None:
         log.info(event("data set unchanged, not read again", run=run.name, source=report.source))
         return report
-    passes = passes_of(run)
+    passes, sampling = passes_of(run), drawing.asked(run)
     ledger, overlap, id_files = Ledger(), Overlap(), IdFiles(run)
     for held, is_filed in read_held(run, present):
         ledger.hold(held)
@@ -108,7 +112,7 @@ def fill(
         id_files.add(held)
 
     with Writer(run, publish, may_write, note) as writer:
-        batches = Batches(knobs.batch_size, next_numbers(present), writer.put)
+        batches = Batches(knobs.batch_size, next_numbers(present), writer.put, samples=sampling.n)
         for prompt in prompts:
             if ledger.meet(prompt):
                 batches.add(prompt)
@@ -118,6 +122,7 @@ def fill(
         run,
         reading,
         ledger,
+        sampling=sampling,
         num_before=len(present),
         num_written=writer.num_written,
         overlap=overlap.count(),
@@ -129,10 +134,7 @@ def fill(
 
 
 def _check(settings: Settings) -> None:
-    if not settings.producer.data:
-        raise SettingsError(
-            "producer.data is not set: name a .jsonl, .jsonl.gz or .parquet file, a folder, or a `datasets` data set."
-        )
+    chosen(settings.producer)
     if not settings.model:
         raise SettingsError("target.model is not set: give the name under which the servers serve the target.")
     path = settings.target.path
@@ -141,6 +143,13 @@ def _check(settings: Settings) -> None:
             f"target.path = {path} is not there: name the folder that holds the target's tokenizer.json, or its name "
             "on the hub. On a node without it leave it unset, and name the target with target.model."
         )
+
+
+def _warn_of_equal_samples(sampling: sections.Sampling) -> None:
+    temperatures = {way.drawn.get("temperature", sampling.temperature) for way in drawing.ways(sampling)}
+    if sampling.n > 1 and temperatures == {0}:
+        do = "set sampling.temperature above 0, or sampling.n = 1"
+        log.warning(event("samples of a prompt will be equal", n=sampling.n, temperature=0, do=do))
 
 
 def _open_run(

@@ -23,10 +23,10 @@ TELL_S = 30.0
 
 
 @contextmanager
-def watched(source: Source, reading: Reading, *, enabled: bool) -> Generator[None]:
+def watched(source: Source, reading: Reading, *, enabled: bool, doing: str = "producing") -> Generator[None]:
     """Show the bar while the block runs, if it is wanted and standard error is a terminal; log lines if not."""
     if enabled and sys.stderr.isatty():
-        with _Bar(source, reading):
+        with _Bar(source, reading, doing):
             yield
         return
     ended = threading.Event()
@@ -53,13 +53,13 @@ def _tell(source: Source, reading: Reading, ended: threading.Event) -> None:
 class _Bar(Progress):
     """Looks at the source and the reading each time it is drawn: the reading knows nothing of it."""
 
-    def __init__(self, source: Source, reading: Reading) -> None:
+    def __init__(self, source: Source, reading: Reading, doing: str) -> None:
         # Before the base class is set up: it draws once while it is.
         self._source = source
         self._reading = reading
         self._started = time.monotonic()
         super().__init__(
-            TextColumn("producing"),
+            TextColumn(doing),
             BarColumn(),
             TaskProgressColumn(),
             TextColumn("{task.fields[lines]:,} lines  {task.fields[rate]:,.0f}/s  {task.fields[prompts]:,} prompts"),
@@ -68,7 +68,7 @@ class _Bar(Progress):
             TimeRemainingColumn(),
             console=Console(stderr=True),
         )
-        self.add_task("producing", total=source.size, lines=0, rate=0.0, prompts=0)
+        self.add_task(doing, total=source.size, lines=0, rate=0.0, prompts=0)
 
     def get_renderables(self) -> Iterable[RenderableType]:
         reading = self._reading

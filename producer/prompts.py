@@ -1,42 +1,45 @@
 """From a row of any accepted shape to a Prompt: find the conversation, normalise it, take its id, strip the answer.
 
 The id is the hash of the whole normalised conversation, so the same conversation has the same id whether it came as
-ShareGPT or OpenAI messages, from JSON Lines or from Parquet, in whatever order. docs/producing.md shows every shape.
+ShareGPT or OpenAI messages, from JSON Lines or from Parquet, in whatever order. docs/data-sets.md shows every shape.
 """
 
 from __future__ import annotations
 
 import difflib
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Any, Literal, Self
 
 from draftfleet import settings
 from draftfleet.errors import DataError
 from draftfleet.names import Split
 from draftfleet.records import Conversation, Prompt, prompt_id
+from producer.messages import conversation, refuse_media, refuse_missing_content, text_of, tool_definitions
+from producer.shapes import MEDIA_COLUMNS, Malformed, Rejected, Row, kind, short
 
-Row = Mapping[str, object]
+__all__ = ["Malformed", "Rejected", "Row", "Rules", "kind", "overlap_text", "read_prompt"]
 
-COLUMNS = ("messages", "conversations", "prompt", "question")
+COLUMNS = (
+    "messages",
+    "conversations",
+    "prompt",
+    "question",
+    "instruction",
+    "problem",
+    "query",
+    "conversation",
+    "turns",
+    "input",
+)
 """Looked for in this order where `producer.column` names none."""
 
-ROLES = {
-    "user": "user",
-    "human": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "model": "assistant",
-    "bot": "assistant",
-    "system": "system",
-    "developer": "system",
-    "tool": "tool",
-    "function": "tool",
-    "observation": "tool",
-}
+BESIDE = {"instruction": ("input", "context")}
+"""Columns whose text belongs to the question, below it."""
+
+SYSTEM = ("system", "system_prompt")
+LANGUAGE = ("language", "lang")
 
 SPLITS: dict[str, Split] = {
     "train": "train",
@@ -50,86 +53,87 @@ SPLITS: dict[str, Split] = {
     "eval": "heldout",
 }
 
-_KINDS: dict[type, str] = {
-    type(None): "null",
-    bool: "true or false",
-    int: "a number",
-    float: "a number",
-    str: "a text",
-    list: "a list",
-    dict: "an object",
-}
-
 _NOT_WORDS = re.compile(r"[\W_]+")
 _ASCII_NOT_WORDS = {code: " " for code in range(128) if _NOT_WORDS.match(chr(code))}
 """The same for texts that are ASCII, ten times as fast."""
 
 
-class Malformed(Exception):
-    """A line that holds no conversation in an accepted shape. Counted and named by line; the rest goes on."""
-
-
-class Rejected(Exception):
-    """A conversation that cannot be asked. `reason` is what it is counted under."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
-        self.reason = reason
-
-
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Which columns are read and how prompts are split."""
+    """Which columns are read, how prompts are split, and what they are said to come from."""
 
     column: str | None
     split_column: str | None
     heldout: float
+    language_column: str | None = None
+    by_language: bool = False
+    turns: Literal["last", "all"] = "last"
+    source: str = ""
 
     @classmethod
-    def of(cls, knobs: settings.Producer) -> Self:
-        return cls(knobs.column, knobs.split_column, knobs.heldout)
+    def of(cls, source: settings.Source, knobs: settings.Producer) -> Self:
+        heldout = knobs.heldout if source.heldout is None else source.heldout
+        language = source.language_column if source.languages else None
+        return cls(
+            source.column, knobs.split_column, heldout, language, bool(source.languages), knobs.turns, source.name
+        )
+
+    @property
+    def _named(self) -> dict[str, str]:
+        """The columns that a knob names, by knob."""
+        knobs = {"column": self.column, "split_column": self.split_column, "language_column": self.language_column}
+        return {name: f"producer.{knob}" for knob, name in knobs.items() if name}
 
     @property
     def readable(self) -> set[str]:
         """Every column that could be read."""
-        named = {name for name in (self.column, self.split_column) if name}
-        return {*COLUMNS, "system", "tools", "split"} | named
+        beside = {name for names in BESIDE.values() for name in names}
+        return {*COLUMNS, *beside, *SYSTEM, *LANGUAGE, *MEDIA_COLUMNS, "tools", "split", *self._named}
 
     def check(self, source: str, columns: Sequence[str]) -> None:
         """Raises DataError if a data set with exactly these columns can hold no prompt."""
-        wanted = [name for name in (self.column, self.split_column) if name]
-        missing = [name for name in wanted if name not in columns]
-        if not missing and (self.column or any(name in columns for name in COLUMNS)):
-            return
-        raise _unknown_column(source, columns, missing[0] if missing else None)
+        missing = [name for name in self._named if name not in columns]
+        if missing:
+            raise _unknown_column(source, columns, missing[0], self._named)
+        if not self.column and not any(name in columns for name in COLUMNS):
+            raise DataError(
+                f"{source} has none of the columns {', '.join(COLUMNS)}. Columns that are there: {_there(columns)}. "
+                "Name the one with the prompts or conversations with producer.column."
+            )
+
+        if self.by_language and not self.language_column and not any(name in columns for name in LANGUAGE):
+            raise DataError(
+                f"{source} has none of the columns {', '.join(LANGUAGE)}, and producer.languages is set. Columns that "
+                f"are there: {_there(columns)}. Name the one with the language with producer.language_column."
+            )
 
     def are_met_by(self, row: Row) -> bool:
         """Whether the row has every column that is needed. Null is as good as absent."""
-        needed = [name for name in (self.column, self.split_column) if name]
         among = [self.column] if self.column else COLUMNS
-        return all(row.get(name) is not None for name in needed) and any(row.get(name) is not None for name in among)
+        has_all = all(row.get(name) is not None for name in self._named)
+        return has_all and any(row.get(name) is not None for name in among)
 
 
-def _unknown_column(source: str, columns: Sequence[str], missing: str | None) -> DataError:
-    there = ", ".join(columns) or "none"
-    if missing:
-        near = difflib.get_close_matches(missing, columns, n=1)
-        hint = f"Did you mean {near[0]}? " if near else ""
-        return DataError(
-            f"{source} has no column {missing}. Columns that are there: {there}. "
-            f"{hint}Name one of them with producer.column or producer.split_column."
-        )
+def _there(columns: Sequence[str]) -> str:
+    return ", ".join(columns) or "none"
+
+
+def _unknown_column(source: str, columns: Sequence[str], missing: str, named: dict[str, str]) -> DataError:
+    near = difflib.get_close_matches(missing, columns, n=1)
+    hint = f"Did you mean {near[0]}? " if near else ""
     return DataError(
-        f"{source} has none of the columns {', '.join(COLUMNS)}. Columns that are there: {there}. "
-        "Name the one with the prompts or conversations with producer.column."
+        f"{source} has no column {missing}. Columns that are there: {_there(columns)}. "
+        f"{hint}Name one of them with {named[missing]}."
     )
 
 
 def read_prompt(row: Row, rules: Rules) -> Prompt:
     """The prompt of a row. Raises Malformed or Rejected."""
     column = _column(row, rules)
-    source = _with_system(conversation(row[column], column), row.get("system"))
-    tools = _objects(row.get("tools"), "tools")
+    messages = conversation(row[column], column, every_turn=rules.turns == "all")
+    source = _with_system(_with_beside(messages, row, column), row)
+    refuse_media(row, source)
+    tools = tool_definitions(row.get("tools"))
     try:
         identity = prompt_id(source, tools)
     except UnicodeEncodeError:
@@ -137,18 +141,7 @@ def read_prompt(row: Row, rules: Rules) -> Prompt:
     except (TypeError, ValueError) as error:
         raise Malformed(f"{column} or tools hold something that JSON cannot: {error}") from None
     split = _given_split(row, rules) or split_by_hash(identity, rules.heldout)
-    return Prompt(identity, split, _askable(source), tools)
-
-
-def conversation(value: object, column: str = "messages") -> Conversation:
-    """The messages behind one value: a text is a user's turn, a list holds OpenAI or ShareGPT messages."""
-    if isinstance(value, str) and column in ("messages", "conversations"):
-        value = _parsed(value, column)
-    if isinstance(value, str):
-        return [{"role": "user", "content": value}]
-    if isinstance(value, list):
-        return [_message(one, number) for number, one in enumerate(cast(list[object], value), 1)]
-    raise Malformed(f"{column} is {kind(value)}, neither a text nor a list of messages")
+    return Prompt(identity, split, _askable(source), tools, source=rules.source)
 
 
 def split_by_hash(identity: str, heldout: float) -> Split:
@@ -156,11 +149,22 @@ def split_by_hash(identity: str, heldout: float) -> Split:
     return "heldout" if int(identity[:16], 16) < heldout * 2**64 else "train"
 
 
+def last_user_text(messages: Conversation) -> str:
+    return text_of(next(m["content"] for m in reversed(messages) if m["role"] == "user"))
+
+
 def overlap_text(messages: Conversation) -> str:
     """The last user turn without case, punctuation and runs of whitespace."""
-    text = _text(next(m["content"] for m in reversed(messages) if m["role"] == "user")).casefold()
+    text = last_user_text(messages).casefold()
     spaced = text.translate(_ASCII_NOT_WORDS) if text.isascii() else _NOT_WORDS.sub(" ", text)
     return " ".join(spaced.split()) or " ".join(text.split())
+
+
+def language_of(row: Row, rules: Rules) -> str:
+    """What the row says of its language; empty where it says nothing."""
+    among = (rules.language_column,) if rules.language_column else LANGUAGE
+    value = next((row[name] for name in among if row.get(name) is not None), "")
+    return str(value).strip().casefold()
 
 
 def _column(row: Row, rules: Rules) -> str:
@@ -183,48 +187,27 @@ def _given_split(row: Row, rules: Rules) -> Split | None:
         return None
     split = SPLITS.get(value.strip().casefold()) if isinstance(value, str) else None
     if split is None:
-        raise Malformed(f"{column} is {_short(value)}; known are {', '.join(SPLITS)}")
+        raise Malformed(f"{column} is {short(value)}; known are {', '.join(SPLITS)}")
     return split
 
 
-def _with_system(messages: Conversation, system: object) -> Conversation:
+def _with_beside(messages: Conversation, row: Row, column: str) -> Conversation:
+    """An instruction with what it is about: the text of the column beside it, below its own."""
+    beside = next((row[name] for name in BESIDE.get(column, ()) if row.get(name)), None)
+    if not isinstance(row[column], str) or not isinstance(beside, str) or not beside.strip():
+        return messages
+    return [{"role": "user", "content": f"{row[column]}\n\n{beside}"}]
+
+
+def _with_system(messages: Conversation, row: Row) -> Conversation:
     """The `system` column comes first, unless the conversation begins with a system turn of its own."""
+    name = next((name for name in SYSTEM if row.get(name) is not None), SYSTEM[0])
+    system = row.get(name)
     if system is not None and not isinstance(system, str):
-        raise Malformed(f"system is {kind(system)}, not a text")
+        raise Malformed(f"{name} is {kind(system)}, not a text")
     if not system or not system.strip() or (messages and messages[0]["role"] == "system"):
         return messages
     return [{"role": "system", "content": system}, *messages]
-
-
-def _message(value: object, number: int) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise Malformed(f"message {number} is {kind(value)}, not an object")
-    given = {key: entry for key, entry in cast(dict[str, Any], value).items() if entry is not None}
-    role = given.get("role", given.get("from"))
-    if not isinstance(role, str):
-        raise Malformed(f"message {number} has no role, and no from, that is a text")
-    known = ROLES.get(role.strip().casefold())
-    if known is None:
-        raise Rejected("unknown role", f"message {number} is by {_short(role)}; known are {', '.join(ROLES)}")
-    message: dict[str, Any] = {"role": known, "content": _content(given.get("content", given.get("value")), number)}
-    if reasoning := given.get("reasoning_content", given.get("reasoning")):
-        message["reasoning_content"] = _string(reasoning, f"the reasoning of message {number}")
-    if calls := _objects(given.get("tool_calls"), f"tool_calls of message {number}"):
-        message["tool_calls"] = calls
-    for key in ("tool_call_id", "name"):
-        if key in given:
-            message[key] = _string(given[key], f"{key} of message {number}")
-    if message["content"] is None and not (known == "assistant" and calls):
-        raise Malformed(f"message {number} ({known}) has no content, and no value")
-    return message
-
-
-def _content(value: object, number: int) -> str | list[dict[str, Any]] | None:
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, list) and all(isinstance(part, dict) for part in cast(list[object], value)):
-        return cast(list[dict[str, Any]], _without_nulls(cast(object, value)))
-    raise Malformed(f"the content of message {number} is {kind(value)}, neither a text nor a list of objects")
 
 
 def _askable(source: Conversation) -> Conversation:
@@ -232,63 +215,15 @@ def _askable(source: Conversation) -> Conversation:
     asked = list(source)
     while asked and asked[-1]["role"] == "assistant":
         asked.pop()
+    refuse_missing_content(asked)
     turns = [message for message in asked if message["role"] == "user"]
     if not turns:
         raise Rejected("no user turn", f"of {len(source)} messages none is a user's before the answer")
-    if any(
-        not turn["content"] or (_only_text(turn["content"]) and not _text(turn["content"]).strip()) for turn in turns
-    ):
+    if any(not turn["content"] or not text_of(turn["content"]).strip() for turn in turns):
         raise Rejected("empty prompt", "a user turn holds no text")
-    return asked
+    return [message if message["content"] is not None else _without_null_content(message) for message in asked]
 
 
-def _text(content: str | list[dict[str, Any]]) -> str:
-    return content if isinstance(content, str) else " ".join(str(part.get("text", "")) for part in content)
-
-
-def _only_text(content: str | list[dict[str, Any]]) -> bool:
-    return isinstance(content, str) or all(part.get("type", "text") == "text" for part in content)
-
-
-def _objects(value: object, what: str) -> list[dict[str, Any]] | None:
-    """A list of objects, or the same as JSON text. Nothing where it is empty."""
-    if isinstance(value, str):
-        value = _parsed(value, what) if value.strip() else None
-    if value is None or value == []:
-        return None
-    if not isinstance(value, list) or not all(isinstance(one, dict) for one in cast(list[object], value)):
-        raise Malformed(f"{what} is {kind(value)}, not a list of objects")
-    return cast(list[dict[str, Any]], _without_nulls(cast(object, value)))
-
-
-def _without_nulls(value: object) -> object:
-    """Parquet gives every object every key of its column, null where it has none: null is the same as absent."""
-    if isinstance(value, dict):
-        entries = cast(dict[str, object], value).items()
-        return {key: _without_nulls(entry) for key, entry in entries if entry is not None}
-    if isinstance(value, list):
-        return [_without_nulls(entry) for entry in cast(list[object], value)]
-    return value
-
-
-def _parsed(text: str, what: str) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise Malformed(f"{what} is a text that is not JSON: {error}") from None
-
-
-def _string(value: object, what: str) -> str:
-    if not isinstance(value, str):
-        raise Malformed(f"{what} is {kind(value)}, not a text")
-    return value
-
-
-def kind(value: object) -> str:
-    """As JSON names it."""
-    return _KINDS.get(type(value), f"a {type(value).__name__}")
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."
+def _without_null_content(message: dict[str, Any]) -> dict[str, Any]:
+    """A turn that ended inside its thought has said nothing. Beside a tool call null is what the API wants."""
+    return message if message.get("tool_calls") else message | {"content": ""}

@@ -1,122 +1,68 @@
-"""One pass over a source: its prompts, and a count of every line that was none."""
+"""One pass over the data sets: their prompts, and a count of every line that was none."""
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Iterator
-from itertools import islice
 
 from draftfleet import settings
-from draftfleet.errors import DataError
-from draftfleet.logs import event
 from draftfleet.records import Prompt
-from producer.prompts import Malformed, Rejected, Row, Rules, read_prompt
-from producer.sources import Line, Source
+from producer.chosen import chosen
+from producer.filters import CountTokens
+from producer.mixing import by_turns
+from producer.part import NAMED, PATIENCE_LINES, Allowance, Part
+from producer.sources import Mixture, Source
 
-log = logging.getLogger(__name__)
-
-NAMED = 10
-"""Malformed and rejected lines that are each named in the log; the rest is a count."""
-PATIENCE_LINES = 100
-"""Rows without the column, and none with it, after which the column is wrong and not the lines."""
+__all__ = ["NAMED", "PATIENCE_LINES", "Reading"]
 
 
 class Reading:
-    """Iterate once. `lines` = prompts yielded + `malformed` + the sum of `rejected`, at any moment.
+    """Iterate once. In the end `lines` = prompts yielded + `duplicates` + `malformed` + the sum of `rejected`.
 
-    Raises DataError where the source breaks off, holds no prompt at all, or, with `strict`, has a malformed line.
+    `duplicates` are those that were met while a sample was drawn; others are told by the ledger. `parts` has the same
+    counts for each source. Raises DataError where a source breaks off, holds no prompt at all, or, with `strict`, has
+    a malformed line.
     """
 
-    def __init__(self, source: Source, knobs: settings.Producer) -> None:
+    def __init__(self, source: Source, knobs: settings.Producer, count_tokens: CountTokens | None = None) -> None:
         self.source = source
-        self.lines = 0
-        self.malformed = 0
-        self.rejected: Counter[str] = Counter()
         self._knobs = knobs
-        self._rules = Rules.of(knobs)
-        self._column_seen = False
-        self._held: list[tuple[int, Malformed]] = []
-        self._columns: dict[str, None] = {}
-        self._named: Counter[str] = Counter()
-        self._first_fault = ""
-        if source.columns is not None:
-            self._rules.check(source.name, source.columns)
+        self._sources = chosen(knobs)
+        opened = source.parts if isinstance(source, Mixture) else [source]
+        allowed = Allowance(knobs.limit if knobs.sources else None)
+        self.parts = [
+            Part(one, named, knobs, allowed, count_tokens) for one, named in zip(opened, self._sources, strict=True)
+        ]
+
+    @property
+    def lines(self) -> int:
+        return sum(part.lines for part in self.parts)
+
+    @property
+    def malformed(self) -> int:
+        return sum(part.malformed for part in self.parts)
+
+    @property
+    def duplicates(self) -> int:
+        return sum(part.duplicates for part in self.parts)
+
+    @property
+    def rejected(self) -> Counter[str]:
+        total: Counter[str] = Counter()
+        for part in self.parts:
+            total.update(part.rejected)
+        return total
+
+    @property
+    def examples(self) -> dict[str, str]:
+        """The first line of each kind of fault."""
+        return {kind: said for part in reversed(self.parts) for kind, said in part.examples.items()}
 
     def __iter__(self) -> Iterator[Prompt]:
+        weights = [one.weight for one in self._sources if one.weight is not None]
+        until = self._knobs.until or ("first" if weights else "all")
         num_prompts = 0
-        for line in islice(self.source.lines(self._rules.readable), self._knobs.limit):
-            self.lines += 1
-            prompt = self._read(line)
-            if prompt is not None:
-                num_prompts += 1
-                yield prompt
-        assert self.lines == num_prompts + self.malformed + self.rejected.total()
-        if self._held:
-            raise self._no_column()
-        if not num_prompts:
-            raise self._nothing()
-
-    def _read(self, line: Line) -> Prompt | None:
-        try:
-            if isinstance(line.row, Malformed):
-                raise line.row
-            if not self._column_seen:
-                self._look_for_column(line.row)
-            return read_prompt(line.row, self._rules)
-        except Malformed as fault:
-            self.malformed += 1
-            if self._column_seen or isinstance(line.row, Malformed):
-                self._tell_malformed(line.number, fault)
-            else:
-                self._hold(line.number, fault)
-        except Rejected as fault:
-            self.rejected[fault.reason] += 1
-            self._name("line rejected", line.number, fault)
-        return None
-
-    def _look_for_column(self, row: Row) -> None:
-        self._columns |= dict.fromkeys(row)
-        self._column_seen = self._rules.are_met_by(row)
-        if self._column_seen:
-            for number, fault in self._held:
-                self._tell_malformed(number, fault)
-            self._held.clear()
-
-    def _hold(self, number: int, fault: Malformed) -> None:
-        """Told once another row has the column: till then the setting may be what is wrong."""
-        self._held.append((number, fault))
-        if len(self._held) >= PATIENCE_LINES:
-            raise self._no_column() from None
-
-    def _tell_malformed(self, number: int, fault: Malformed) -> None:
-        if self._knobs.strict:
-            raise DataError(
-                f"{self.source.name}, line {number}: {fault}. Mend the line, or set producer.strict = false to have "
-                "such lines counted and left out."
-            ) from None
-        self._name("line malformed", number, fault)
-
-    def _name(self, text: str, number: int, fault: Exception) -> None:
-        self._first_fault = self._first_fault or f"line {number}: {fault}"
-        self._named[text] += 1
-        if self._named[text] <= NAMED:
-            log.warning(event(text, source=self.source.name, line=number, why=fault))
-        if self._named[text] == NAMED:
-            log.warning(event("further ones counted only", after=text, source=self.source.name))
-
-    def _no_column(self) -> DataError:
-        self._rules.check(self.source.name, list(self._columns))
-        number, fault = self._held[0]
-        return DataError(
-            f"{self.source.name}: each of {len(self._held)} rows lacks a column, or holds null in it. "
-            f"The first: line {number}: {fault}. Name another one with producer.column or producer.split_column."
-        )
-
-    def _nothing(self) -> DataError:
-        if not self.lines:
-            return DataError(f"{self.source.name} is empty: there is no line in it.")
-        return DataError(
-            f"{self.source.name}: none of its {self.lines} lines holds a prompt that can be asked. "
-            f"The first: {self._first_fault}. docs/producing.md shows the accepted shapes."
-        )
+        for prompt in by_turns([iter(part) for part in self.parts], weights or None, until):
+            num_prompts += 1
+            yield prompt
+        assert self.lines == num_prompts + self.duplicates + self.malformed + self.rejected.total()

@@ -30,6 +30,7 @@ from draftfleet.outcomes import best
 from draftfleet.records import Sample
 from draftfleet.runs import Run
 from draftfleet.settings import Trainer
+from draftfleet.training_rows import TurnRow, rows_of, turn_key
 from trainer.targets import Row
 from trainer.team import Team
 
@@ -49,7 +50,7 @@ Reason = Literal["failed", "heldout", "ids_differ_from_usage", "outside_vocabula
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A sample that is trained on, at 4 bytes a token."""
+    """An assistant turn that is trained on, at 4 bytes a token."""
 
     key: str
     ids: Tensor  # (T,) int32
@@ -102,21 +103,28 @@ class Look(NamedTuple):
     stop: bool
 
 
-def training_row(sample: Sample, *, max_tokens: int, vocab_size: int) -> Kept | Reason:
-    """The exact ids of a sample, cut to `max_tokens`; or why it is not trained on."""
+def training_rows(sample: Sample, *, max_tokens: int, vocab_size: int) -> dict[str, Kept | Reason]:
+    """By key the turns of a sample: the exact ids, cut to `max_tokens`; or why the turn is not trained on."""
     if sample.split != "train":
-        return "heldout"
+        return {sample.row_key: "heldout"}
+    rows: dict[str, Kept | Reason] = {
+        row.key: training_row(row, max_tokens=max_tokens, vocab_size=vocab_size) for row in rows_of(sample)
+    }
     if sample.outcome == "failed":
-        return "failed"
-    if not sample.ids_match_usage:
+        rows[turn_key(sample.row_key, len(sample.turns))] = "failed"
+    return rows
+
+
+def training_row(row: TurnRow, *, max_tokens: int, vocab_size: int) -> Kept | Reason:
+    if not row.ids_match_usage:
         return "ids_differ_from_usage"
-    ids = (sample.prompt_token_ids + sample.token_ids)[:max_tokens]
-    num_prompt_tokens = len(sample.prompt_token_ids)
+    ids = (row.prompt_token_ids + row.token_ids)[:max_tokens]
+    num_prompt_tokens = len(row.prompt_token_ids)
     if num_prompt_tokens == 0 or len(ids) - num_prompt_tokens < MIN_COMPLETION_TOKENS:
         return "too_short"
     if min(ids) < 0 or max(ids) >= vocab_size:
         return "outside_vocabulary"
-    return Kept(sample.row_key, torch.tensor(ids, dtype=torch.int32), num_prompt_tokens)
+    return Kept(row.key, torch.tensor(ids, dtype=torch.int32), num_prompt_tokens)
 
 
 def plan(rows: Sequence[Kept], batch_tokens: int, seed: str) -> list[list[Kept]]:
@@ -184,7 +192,7 @@ class Feed:
 
     @property
     def not_trained(self) -> dict[str, int]:
-        """Rows that are not trained on, by reason."""
+        """Turns that are not trained on, by reason."""
         counts = Counter[str](self._refused.values())
         # A batch that was split may have a shard of its own and shards of its single rows.
         counts["heldout"] += sum(
@@ -284,13 +292,16 @@ class Feed:
                     log.warning(event("held-out shard not counted", run=self._run.name, batch=batch, error=error))
 
     def _admit(self, shards: list[str]) -> None:
-        """Take the rows of these shards, in the order of the list. A row that was admitted before stays as it was."""
+        """Take the turns of these shards, in the order of the list. One that was admitted before stays as it was."""
         samples = [sample for shard in shards for sample in self._fetched.pop(shard, None) or self._read_again(shard)]
         rows: list[Kept] = []
-        for key, sample in best(samples).items():
+        found = [
+            training_rows(sample, max_tokens=self._max_tokens, vocab_size=self._vocab_size)
+            for sample in best(samples).values()
+        ]
+        for key, row in [one for turns in found for one in turns.items()]:
             if key in self._admitted:
                 continue
-            row = training_row(sample, max_tokens=self._max_tokens, vocab_size=self._vocab_size)
             if isinstance(row, Kept):
                 rows.append(row)
                 self._admitted.add(key)

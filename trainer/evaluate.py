@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import (
@@ -31,7 +31,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from draftfleet import drafters, tokens
+from draftfleet import drafters, drawing, tokens
 from draftfleet.errors import DrafterError, TargetError, TrainingError
 from draftfleet.logs import event
 from draftfleet.names import is_again, split_of
@@ -200,9 +200,9 @@ def prompt_ids(run: Run, settings: Settings) -> Iterator[list[int]]:
         if is_again(batch) or left == 0:  # its prompts are those of other batches
             continue
         samples = run.read_samples(batch) if run.is_done(batch) else []
-        served = {sample.prompt_id: sample.prompt_token_ids for sample in best([*samples, *again]).values()}
-        for prompt in run.read_prompts(batch)[:left]:
-            yield served.get(prompt.prompt_id) or _render(run, settings, prompt)
+        served = {key: sample.prompt_token_ids for key, sample in best([*samples, *again]).items()}
+        for prompt in [prompt for prompt in run.read_prompts(batch) if prompt.sample == 0][:left]:
+            yield served.get(prompt.row_key) or _render(run, settings, prompt)
             left -= 1
 
 
@@ -211,13 +211,10 @@ def _with_target(settings: Settings, path: str) -> Settings:
 
 
 def _render(run: Run, settings: Settings, prompt: Prompt) -> list[int]:
-    pinned: dict[str, Any] = run.info.content
-    extra = pinned.get("sampling.extra_body", settings.sampling.extra_body)
+    asked = drawing.asked(run) if "sampling.thinking" in run.info.content else settings.sampling
+    sampling, _ = drawing.drawn(asked, prompt.row_key)
     return tokens.load(settings.target.path).prompt_ids(
-        prompt.messages,
-        prompt.tools,
-        thinking=pinned.get("sampling.thinking", settings.sampling.thinking),
-        template_kwargs=extra.get("chat_template_kwargs"),
+        prompt.messages, prompt.tools, sampling.thinking, sampling.template_kwargs
     )
 
 

@@ -6,18 +6,20 @@ timeout too small for `max_tokens`: each of them gives answers that look well an
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from draftfleet import drawing
 from draftfleet.errors import BadRequest, Mismatch
 from draftfleet.records import Prompt
 from draftfleet.settings import Sampling
 from draftfleet.tokens import TargetTokenizer
 from workers import text_ids
-from workers.dialects import Ask, Completion, Dialect, decode
+from workers.dialects import Ask, Completion, Dialect, decode, openai
 from workers.dialects.openai import REASONING_FIELDS, model_entries
 
 Post = Callable[[str, dict[str, Any]], Awaitable[tuple[int, Mapping[str, str], str | bytes]]]
@@ -65,6 +67,8 @@ async def check(
 ) -> CanaryReport:
     """Ask a real prompt with the run's own sampling and look at everything that could be wrong.
 
+    Where rows draw what they are asked with, each kind of thinking is tried; the report shows the first of them.
+
     `models` is the body of GET /v1/models. `tokenizer` is the target's, None where target.path is not set.
     `context_tokens` is what the target was made for (target.context_tokens, else draftfleet.tokens.context_tokens);
     a server's own `max_model_len` counts where it is smaller.
@@ -72,9 +76,17 @@ async def check(
     Raises Mismatch, saying what to do; BadRequest where this prompt was refused, which may be its own fault: another
     prompt decides; or what else the request ended with: Overload, Transient, Unauthorized.
     """
-    limit = _context(server, models, model, sampling, context_tokens)
-    canary = _Canary(post, server, dialect, model, sampling, prompt, tokenizer)
-    return await canary.run(limit, request_timeout_s)
+    reports: list[CanaryReport] = []
+    tried = drawing.to_try(sampling)
+    for one in tried:
+        limit = _context(server, models, model, one, context_tokens)
+        report = await _Canary(post, server, dialect, model, one, prompt, tokenizer).run(limit, request_timeout_s)
+        reports.append(report if len(tried) == 1 else replace(report, warnings=_with_way(report.warnings, one)))
+    return replace(
+        reports[0],
+        seconds_per_token=max(report.seconds_per_token for report in reports),
+        warnings=tuple(dict.fromkeys(warning for report in reports for warning in report.warnings)),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +105,7 @@ class _Canary:
         body, completion, seconds = await self.ask()
         if completion.model and completion.model != self.model:
             raise Mismatch(_other_model(self.server, f"answers as {completion.model!r}", self.model))
-        warnings = await self.check_reasoning(completion, body["choices"][0]["message"])
+        warnings = await self.check_reasoning(completion, _message(body))
         warnings += self.check_ids(completion, prompt_ids)
         pace = seconds / max(completion.completion_tokens, 1)
         if pace * self.sampling.max_tokens > timeout_s:
@@ -114,6 +126,7 @@ class _Canary:
     async def ask(self) -> tuple[dict[str, Any], Completion, float]:
         """Body, completion, and the seconds it took."""
         sampling = self.sampling.model_copy(update={"max_tokens": min(TOKENS, self.sampling.max_tokens)})
+        ids = self.prompt_ids() if self.dialect.WANTS_PROMPT_IDS else None
         request = self.dialect.request(
             Ask(
                 model=self.model,
@@ -121,7 +134,7 @@ class _Canary:
                 sampling=sampling,
                 tools=self.prompt.tools,
                 seed=sampling.seed,
-                prompt_token_ids=self.prompt_ids() if self.dialect.WANTS_PROMPT_IDS else None,
+                prompt_token_ids=ids,
             )
         )
         started = time.monotonic()
@@ -130,7 +143,7 @@ class _Canary:
         if status != 200:
             raise self.dialect.classify(status, headers, raw)
         body = decode(raw)
-        return body, self.dialect.parse(body), seconds
+        return body, text_ids.read(self.dialect, body, self.tokenizer, ids), seconds
 
     def prompt_ids(self) -> list[int] | None:
         if self.tokenizer is None:
@@ -207,8 +220,9 @@ class _Canary:
         if self.tokenizer is None or prompt_ids is None:
             return [f"target.path is not set: whether the model at {self.server} is the target cannot be checked"]
         theirs = completion.prompt_token_ids
-        if theirs is not None and theirs != prompt_ids:
-            raise Mismatch(_other_tokenizer(self.server, self.tokenizer, len(theirs), len(prompt_ids)))
+        read = len(theirs) if theirs is not None and theirs != prompt_ids else completion.prompt_tokens
+        if (theirs is not None and theirs != prompt_ids) or read not in (-1, len(prompt_ids)):
+            raise Mismatch(_other_tokenizer(self.server, self.tokenizer, read, len(prompt_ids)))
         text = self.tokenizer.decode(token_ids)
         for name, part in (("reasoning", completion.reasoning), ("content", completion.content)):
             if part and part.strip() not in text:
@@ -239,7 +253,7 @@ def _context(
     served = [str(entry["id"]) for entry in entries]
     if model not in served:
         raise Mismatch(_other_model(server, f"serves {', '.join(map(repr, served)) or 'no model'}", model))
-    said = entries[served.index(model)].get("max_model_len")
+    said = openai.context_tokens(entries[served.index(model)])
     limit = min((tokens for tokens in (said, target_tokens) if isinstance(tokens, int)), default=None)
     if limit is not None and sampling.max_tokens >= limit:
         raise Mismatch(
@@ -247,6 +261,19 @@ def _context(
             f"at {server}: start it with a longer one (vLLM: --max-model-len), or ask for less in a new run."
         )
     return limit
+
+
+def _message(body: dict[str, Any]) -> dict[str, Any]:
+    """Of a chat completion; other answers have no fields that could be overlooked."""
+    choices = body.get("choices")
+    return choices[0].get("message") or {} if choices else {}
+
+
+def _with_way(warnings: Sequence[str], sampling: Sampling) -> tuple[str, ...]:
+    """Each with what its canary was asked with, where that is a choice of the row's."""
+    knobs = {"thinking": sampling.thinking, "reasoning_effort": sampling.reasoning_effort}
+    asked = ", ".join(f"{name} = {json.dumps(value)}" for name, value in knobs.items() if value is not None)
+    return tuple(f"{warning} (asked with {asked or 'thinking unset'})" for warning in warnings)
 
 
 def _other_model(server: str, does: str, model: str) -> str:

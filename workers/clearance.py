@@ -61,7 +61,7 @@ class Clearance:
 
     def _prompts(self, rows: Sequence[Row]) -> list[Prompt]:
         """The shortest that the tokenizer can render; a question of our own where it can render none."""
-        known = [row.prompt for row in rows if self._tokenizer is None or row.prompt_tokens is not None]
+        known = [row.asked for row in rows if self._tokenizer is None or row.prompt_tokens is not None]
         known.sort(key=lambda prompt: sum(map(_length, prompt.messages)))
         return known[:PROMPTS_TRIED] or [OUR_OWN]
 
@@ -102,7 +102,7 @@ class Clearance:
                 self._fatal(
                     Mismatch(
                         f"server {server.url} refused the {PROMPTS_TRIED} shortest prompts of batch {batch.name}; the "
-                        f"last: {refusal.summary}. Correct the run's sampling.extra_body, or the server. It said",
+                        f"last: {refusal.summary}. Correct the run's [sampling], or the server. It said",
                         body=refusal.body,
                     )
                 )

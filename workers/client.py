@@ -36,6 +36,7 @@ class Look:
     models: dict[str, Any]
     metrics: str
     headers: Mapping[str, str]
+    greeting: str = ""
 
 
 class Unreachable(Exception):
@@ -81,8 +82,8 @@ class Client:
             raise Transient(f"the connection to server {url} broke: {causes[-1]!r}.", is_broken=True) from error
         return response.status_code, response.headers, response.content
 
-    async def look(self, url: str) -> Look:
-        """GET /v1/models, and /metrics where there is one. Raises Unreachable."""
+    async def look(self, url: str, *, is_new: bool = False) -> Look:
+        """GET /v1/models, and /metrics where there is one; of a new one without it also /. Raises Unreachable."""
         response = await self._get(url, "/v1/models")
         if response.status_code != 200:
             raise Unreachable(f"GET /v1/models answered {response.status_code}", refused=False)
@@ -93,7 +94,10 @@ class Client:
         if not isinstance(models, dict):
             raise Unreachable("GET /v1/models answered no JSON object", refused=False)
         metrics = await self._get(url, "/metrics")
-        return Look(models, metrics.text if metrics.status_code == 200 else "", response.headers)
+        if metrics.status_code == 200:
+            return Look(models, metrics.text, response.headers)
+        greeting = (await self._get(url, "/")).text if is_new else ""
+        return Look(models, "", response.headers, greeting)
 
     def set(self, knobs: Worker) -> None:
         """Take over the keys of new settings. Timeouts stay."""

@@ -14,6 +14,7 @@ from draftfleet.errors import BadRequest, ServerError
 from draftfleet.logs import event
 from draftfleet.records import IdsSource, Sample
 from draftfleet.tokens import TargetTokenizer
+from draftfleet.training_rows import turn_key
 from workers import text_ids
 from workers.batch import Batch, Row
 from workers.client import Client
@@ -40,20 +41,24 @@ class Generator:
     async def ask(self, row: Row, server: Server) -> Sample:
         """One request. Raises ServerError."""
         content = row.batch.content
+        if row.prompt_tokens is None and row.asked.turns:
+            await asyncio.to_thread(self._measure, row)
+        asked_ids = await self._asked_ids(row, server)
         request = server.dialect.request(
             Ask(
                 model=content.model,
-                messages=row.prompt.messages,
-                sampling=content.sampling.model_copy(update={"max_tokens": self._max_tokens(row, server)}),
+                messages=row.asked.messages,
+                sampling=row.sampling.model_copy(update={"max_tokens": self._max_tokens(row, server)}),
                 tools=row.prompt.tools,
-                seed=row_seed(content.sampling.seed, row.prompt.row_key),
+                seed=row_seed(content.sampling.seed, turn_key(row.prompt.row_key, len(row.asked.turns))),
+                prompt_token_ids=asked_ids,
             )
         )
         started_at, clock = time.time(), time.monotonic()
         status, headers, raw = await self._client.complete(server.url, *request)
         if status != 200:
             raise server.dialect.classify(status, headers, raw)
-        completion = server.dialect.parse(decode(raw))
+        completion = text_ids.read(server.dialect, decode(raw), self._tokenizer, asked_ids)
         seconds = time.monotonic() - clock
         prompt_ids, ids, source = await self._ids(row, completion)
         return Sample(
@@ -78,7 +83,7 @@ class Generator:
         )
 
     def refuse(self, row: Row, server: str, fault: ServerError) -> Sample:
-        """The record of a row that ends without an answer."""
+        """The record of a row, or of a turn, that ends without an answer. Turns that were finished before are kept."""
         return Sample(
             **_identity(row),
             outcome="failed",
@@ -95,19 +100,22 @@ class Generator:
         """The rows of a batch that are still to be asked, with the length of their prompts where it can be known."""
         prompts = [prompt for prompt in batch.prompts if prompt.row_key not in batch.finished]
         rows = [Row(batch, prompt) for prompt in prompts]
-        if self._tokenizer is not None:
-            for row in rows:
-                try:
-                    row.prompt_tokens = len(
-                        text_ids.prompt_ids(self._tokenizer, row.prompt, row.batch.content.sampling)
-                    )
-                except UNRENDERABLE as error:
-                    log.warning(event("prompt not rendered", row=row.prompt.row_key, error=type(error).__name__))
+        for row in rows:
+            self._measure(row)
         return rows
+
+    def _measure(self, row: Row) -> None:
+        """Note the length of what is asked, where it can be known."""
+        if self._tokenizer is None:
+            return
+        try:
+            row.prompt_tokens = len(text_ids.prompt_ids(self._tokenizer, row.asked, row.sampling))
+        except UNRENDERABLE as error:
+            log.warning(event("prompt not rendered", row=row.prompt.row_key, error=type(error).__name__))
 
     def _max_tokens(self, row: Row, server: Server) -> int:
         """As many as the run pins, fewer where the context ends before. Raises BadRequest where nothing fits."""
-        wanted = row.batch.content.sampling.max_tokens
+        wanted = row.sampling.max_tokens
         known = (self._context_tokens, server.context_tokens)
         context = min((tokens for tokens in known if tokens is not None), default=None)
         if context is None or row.prompt_tokens is None:
@@ -119,12 +127,25 @@ class Generator:
             )
         return min(wanted, context - row.prompt_tokens)
 
+    async def _asked_ids(self, row: Row, server: Server) -> list[int] | None:
+        """The prompt, where this server is asked with ids. Raises BadRequest where the template cannot render it."""
+        if not server.dialect.WANTS_PROMPT_IDS or self._tokenizer is None:
+            return None
+        try:
+            return await asyncio.to_thread(text_ids.prompt_ids, self._tokenizer, row.asked, row.sampling)
+        except UNRENDERABLE as error:
+            raise BadRequest(
+                f"the chat template of target.path cannot render this conversation ({error}), and "
+                f"{server.dialect.NAME} is asked with ids: correct the data, or let the server render it "
+                '(worker.dialect = "auto")'
+            ) from None
+
     async def _ids(self, row: Row, completion: Completion) -> tuple[list[int], list[int], IdsSource]:
         """The engine's ids, else the tokenizer's, else none."""
         prompt_ids, ids = completion.prompt_token_ids, completion.token_ids
         if self._tokenizer is None or row.prompt_tokens is None:
             return prompt_ids or [], ids or [], "none" if ids is None else "engine"
-        asked = self._tokenizer, row.prompt, row.batch.content.sampling
+        asked = self._tokenizer, row.asked, row.sampling
         if prompt_ids is None:
             prompt_ids = await asyncio.to_thread(text_ids.prompt_ids, *asked)
         if ids is not None:
@@ -148,8 +169,11 @@ def _identity(row: Row) -> dict[str, Any]:
         "row_key": prompt.row_key,
         "prompt_id": prompt.prompt_id,
         "split": prompt.split,
-        "messages": prompt.messages,
+        "messages": row.asked.messages,
         "tools": prompt.tools,
         "sample": prompt.sample,
+        "drawn": batch.content.drawn(prompt.row_key),
+        "turns": row.asked.turns,
         "attempt": batch.attempt,
+        "source": prompt.source,
     }

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Collection
 from dataclasses import replace
 
-from draftfleet.names import parent_of, parts_of
+from draftfleet.names import batch_of_partial, parent_of, parts_of
 from draftfleet.outcomes import best
 from draftfleet.records import Sample
 from draftfleet.runs import Run
@@ -80,7 +80,7 @@ class Partials:
         found: list[Sample] = []
         files: dict[str, set[str]] = {}
         for name in self._run.partials():
-            known = self._files.get(name)
+            known = self._files.get(name) or _named(name)
             if known is None or known & batches:
                 samples = self._run.read_partial(name)
                 known = _batches(samples)
@@ -100,6 +100,12 @@ class Partials:
             return False
         parts = parts_of(batch, self._run.split_sizes()[batch])
         return all(self._run.is_done(part) or self._run.is_dead(part) for part in parts)
+
+
+def _named(name: str) -> set[str] | None:
+    """The batches of a file that need not be read for them."""
+    batch = batch_of_partial(name)
+    return None if batch is None else {batch}
 
 
 def _batches(samples: list[Sample]) -> set[str]:

@@ -190,11 +190,14 @@ class Pool:
             server, row = self._kept
             self._waiting[row.batch.run.run_id].accused.remove(row)
             return row, server
-        for run_id, waiting in sorted(self._waiting.items(), key=lambda one: self.rank_of(one[0])):
+        for _, waiting in sorted(self._waiting.items(), key=lambda one: self.rank_of(one[0])):
             for rows, alone in ((waiting.suspects, True), (waiting.rows, False)):
-                if rows and (server := self._servers.pick(run_id, avoid=rows[0].avoid, alone=alone)):
+                if rows and (server := self._pick(rows[0], alone=alone)):
                     return rows.popleft(), server
         return None
+
+    def _pick(self, row: Row, *, alone: bool) -> Server | None:
+        return self._servers.pick(row.batch.run.run_id, avoid=row.avoid, prefer=row.prefer, alone=alone)
 
     def _start(self, row: Row, server: Server) -> None:
         server.begin(is_suspect=row.is_suspect)
@@ -229,6 +232,8 @@ class Pool:
         fault: ServerError | None = None
         try:
             sample = await self._ask(row, server)
+            self._free_slot(asyncio.current_task(), row)  # before the row turns to what is asked next
+            kept = row.answered(sample)
         except ServerError as error:
             fault = error
         except asyncio.CancelledError:
@@ -241,8 +246,10 @@ class Pool:
             fault = Transient(f"the worker could not handle the answer of {server.url}: {error!r}", kind="unusable")
         else:
             server.completed(max(sample.completion_tokens, 0), sample.seconds)
-            self._tally.row(server.url, sample.outcome, None, sample.completion_tokens, sample.seconds)
-            row.batch.finish(sample)
+            self._tally.answer(server.url, kept, sample.completion_tokens, sample.seconds)
+            row.batch.finish(kept)
+            if kept.outcome == "unfinished":
+                self._again(row)
         if fault is not None:
             self._tally.faulted(server.url, fault, _lost_tokens(row, server))
             self._free_slot(asyncio.current_task(), row)
@@ -311,10 +318,10 @@ class Pool:
         self.fill()
 
     def _give_up(self, row: Row, server: Server, fault: ServerError) -> None:
-        sample = self._refuse(row, server.url, fault)
+        sample = row.answered(self._refuse(row, server.url, fault))
         row_key, error = row.prompt.row_key, fault.summary
         log.warning(event("row failed", batch=row.batch.name, row=row_key, server=server.url, error=error))
-        self._tally.row(server.url, "failed", sample.error_kind, 0, 0)
+        self._tally.answer(server.url, sample, 0, 0)
         row.batch.finish(sample)
 
     async def _until_idle(self) -> None:
@@ -331,4 +338,4 @@ class Pool:
 def _lost_tokens(row: Row, server: Server) -> int:
     """How many the server has generated, by its usual speed, of an answer that nobody gets."""
     generated = row.moved() / server.seconds_per_token if server.seconds_per_token else 0
-    return min(int(generated), row.batch.content.sampling.max_tokens)
+    return min(int(generated), row.sampling.max_tokens)

@@ -15,7 +15,7 @@ from workers import dialects, gauges
 from workers.addresses import Address
 from workers.client import Client, Look, Unreachable
 from workers.concurrency import Concurrency
-from workers.dialects.openai import model_entries
+from workers.dialects.openai import context_tokens, model_entries
 from workers.server import Server
 from workers.watch import Patience
 
@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 
 SAY_AGAIN_S = 30.0
 SAY_LATE_AGAIN_S = 600.0
+CACHED = 0.8
+"""How much work counts at the server that has the beginning of the conversation in its cache."""
+
 ABSENT_LOOKS = 3
 """Where nothing listens, every third look is enough."""
 
@@ -86,17 +89,18 @@ class Servers:
         """Slots that rows may take as soon as they come, those of servers that their canary still keeps included."""
         return sum(max(0, server.limit - server.in_flight) for server in self.ready if not server.held_s)
 
-    def pick(self, run_id: str, *, avoid: str = "", alone: bool = False) -> Server | None:
+    def pick(self, run_id: str, *, avoid: str = "", prefer: str = "", alone: bool = False) -> Server | None:
         """The server with the least outstanding work: requests in flight by measured seconds per token.
 
-        `avoid` is taken only if no other has a free slot.
+        `avoid` is taken only if no other has a free slot, `prefer` also if it has a little more to do.
         """
         free = [server for server in self.all.values() if server.can_take(run_id, alone=alone)]
         known = [server.seconds_per_token for server in free if server.seconds_per_token is not None]
         usual = sum(known) / len(known) if known else 1.0
 
         def outstanding(server: Server) -> tuple[bool, float, int]:
-            return server.url == avoid, (server.in_flight + 1) * (server.seconds_per_token or usual), server.rows
+            work = (server.in_flight + 1) * (server.seconds_per_token or usual)
+            return server.url == avoid, work * (CACHED if server.url == prefer else 1), server.rows
 
         return min(free, key=outstanding, default=None)
 
@@ -195,7 +199,7 @@ class Servers:
 
     async def _look_once(self, server: Server) -> None:
         try:
-            look = await self._client.look(server.url)
+            look = await self._client.look(server.url, is_new=server.state != "ready")
         except Unreachable as error:
             server.failures += 1
             server.refused = error.refused
@@ -225,11 +229,14 @@ class Servers:
                 self._set_state(server, "resting", f"asked again in {server.rest_s:.0f} s")
             return
         entry = next(entry for entry in model_entries(look.models) if entry["id"] == self.model)
-        length = entry.get("max_model_len")
-        server.context_tokens = length if isinstance(length, int) else None
+        server.context_tokens = context_tokens(entry)
         if server.state != "ready":
             name = self._knobs.dialect
-            name = (dialects.detect(look.models, look.metrics, look.headers) or "openai") if name == "auto" else name
+            if name == "auto":
+                name = dialects.detect(look.models, look.metrics, look.headers, look.greeting) or "openai"
+                if name in dialects.UNSUITABLE:
+                    self._set_state(server, "mismatched", dialects.UNSUITABLE[name])
+                    return
             server.dialect = dialects.load(name)
             server.cleared.clear()
             server.was_ready, server.is_late = True, False
@@ -269,6 +276,9 @@ class Servers:
 
     def _raise_mismatch(self) -> None:
         servers = list(self.all.values())
+        for server in servers:
+            if server.state == "mismatched" and server.is_named and self.model in server.serves:
+                raise Mismatch(f"server {server.url} is left out: {server.reason}.")
         if any(server.state == "mismatched" and server.is_named for server in servers):
             raise Mismatch(
                 f"this worker asks for model {self.model}, and not all of its servers serve it:\n{_listing(servers)}\n"

@@ -15,7 +15,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from draftfleet.errors import ServerError, Transient
-from draftfleet.records import Outcome
+from draftfleet.records import Outcome, Sample
 
 Cause = Literal["lost claim", "drained", "stalled", "retried", "done twice"]
 """Why tokens were generated for nothing. `retried`: the answer broke off. `done twice`: another was first."""
@@ -25,7 +25,7 @@ BatchEnd = Literal["done", "done by another", "given back", "left"]
 SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300, 600, 1200, 1800, 3600)
 """Upper bounds of the histograms' buckets: from an instant answer to the longest that a request may take."""
 
-OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+OUTCOMES: tuple[Outcome, ...] = ("ok", "truncated", "failed")
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 
 
@@ -43,7 +43,13 @@ class Tally(Collector):
             "outcome",
             "kind",
         )
-        self._tokens = self._counter("tokens", "Completion tokens of rows that ended here.", "server")
+        self._tokens = self._counter("tokens", "Completion tokens of rows that ended here, and of turns.", "server")
+        self._turns = self._counter(
+            "turns", "Assistant turns that were answered and after which their conversation went on.", "server"
+        )
+        self._cut_short = self._counter(
+            "conversations_ended", "Conversations that ended before their source did, by why.", "reason"
+        )
         self._faults = self._counter(
             "faults",
             "Requests that brought no answer, by kind of fault; most of their rows are asked again.",
@@ -91,11 +97,17 @@ class Tally(Collector):
         for cause in CAUSES:
             self._wasted.labels(server, cause)
         self._tokens.labels(server)
+        self._turns.labels(server)
         self._seconds.labels(server)
 
-    def row(self, server: str, outcome: Outcome, kind: str | None, tokens: int, seconds: float) -> None:
-        """A row has ended. `seconds` is 0 where no answer did it."""
-        self._rows.labels(server, outcome, kind or "").inc()
+    def answer(self, server: str, sample: Sample, tokens: int, seconds: float) -> None:
+        """A row has ended, or a turn of one that goes on. `seconds` is 0 where no answer did it."""
+        if sample.outcome == "unfinished":
+            self._turns.labels(server).inc()
+        else:
+            self._rows.labels(server, sample.outcome, sample.error_kind or "").inc()
+        if sample.ended:
+            self._cut_short.labels(sample.ended.partition(" at turn ")[0]).inc()
         if tokens > 0:
             self._tokens.labels(server).inc(tokens)
         if seconds > 0:

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 import draftfleet
 from draftfleet import logs
-from draftfleet.cli import dead, faking, generation, looking, runs, training
+from draftfleet.cli import dead, exporting, faking, generation, importing, looking, runs, training
 from draftfleet.cli.role import ROLES
 from draftfleet.errors import DraftfleetError, ServerError
 from draftfleet.redaction import redact
@@ -23,11 +23,14 @@ __all__ = ["ROLES", "app", "main"]
 
 VERBS: dict[str, Callable[..., None]] = {
     "produce": generation.produce,
+    "import-data": importing.import_data,
+    "presets": looking.presets,
     "work": generation.work,
     "train": training.train,
     "trainer": training.trainer,
     "evaluate": training.evaluate,
     "export": training.export,
+    "export-data": exporting.export_data,
     "join": generation.join,
     "status": looking.status,
     "verify": looking.verify,

@@ -56,6 +56,22 @@ def verify(
     raise typer.Exit(role("verify")(read(ctx), repair=repair, as_json=as_json, progress=shows_bars(progress)))
 
 
+def presets(
+    ctx: typer.Context,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    config: Config = None,
+    run: Run = None,
+    storage: Storage = None,
+    assign: Set = None,
+) -> None:
+    """List the data sets that are known by name.
+
+    `draftfleet produce preset:NAME` reads one.
+    """
+    raise typer.Exit(role("presets")(read(ctx), as_json=as_json))
+
+
 def flower(
     ctx: typer.Context,
     *,

@@ -11,11 +11,14 @@ from draftfleet.errors import DraftfleetError
 
 ROLES = {
     "produce": "producer.produce:produce",
+    "import-data": "producer.import_data.importing:import_data",
+    "presets": "producer.presets:show",
     "work": "workers.app:work",
     "train": "trainer.tasks:enqueue",
     "trainer": "trainer.app:serve",
     "evaluate": "trainer.evaluate:evaluate",
     "export": "trainer.export:export",
+    "export-data": "draftfleet.export_data.export:export",
     "join": "workers.app:work",
     "status": "draftfleet.status:show",
     "pause": "draftfleet.orders:pause",
@@ -36,9 +39,15 @@ ROLES = {
 }
 """From verb to module and function. A verb of two words belongs to a group: `draftfleet runs list`."""
 
+PARTS = {
+    "dry run": "producer.preview.dry_run:show",
+    "prompts": "producer.preview:first_prompts",
+}
+"""What a role does for another verb than its own: no verbs."""
+
 
 def role(verb: str) -> Callable[..., Any]:
-    module, _, function = ROLES[verb].partition(":")
+    module, _, function = (ROLES | PARTS)[verb].partition(":")
     try:
         return getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as error:

@@ -31,9 +31,9 @@ from pydantic_settings import (
 from draftfleet import mistakes, redaction, secrets
 from draftfleet.errors import SettingsError
 from draftfleet.names import NAME
-from draftfleet.settings.asking import Sampling
-from draftfleet.settings.producing import Producer
-from draftfleet.settings.section import Section
+from draftfleet.settings.asking import Sampling, Variant
+from draftfleet.settings.producing import Producer, Rows, Source
+from draftfleet.settings.section import Section, table_of
 from draftfleet.settings.sections import (
     Claims,
     Flower,
@@ -55,12 +55,15 @@ __all__ = [
     "Logs",
     "Producer",
     "Queue",
+    "Rows",
     "Sampling",
     "Section",
     "Settings",
+    "Source",
     "Storage",
     "Target",
     "Trainer",
+    "Variant",
     "Worker",
     "assignment",
     "describe",
@@ -145,7 +148,8 @@ def load(
     except pydantic_settings.SettingsError:
         raise SettingsError(mistakes.not_json(ENV_PREFIX, fields)) from None
     except ValidationError as error:
-        raise SettingsError("\n".join(mistakes.explain(one, fields, path) for one in error.errors())) from None
+        said = dict.fromkeys(mistakes.explain(one, fields, path) for one in error.errors())
+        raise SettingsError("\n".join(said)) from None
     redaction.remember(secrets.values(settings))
     return settings
 
@@ -177,17 +181,25 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Section):
         names = type(value).model_fields
         return {name: _plain(getattr(value, name)) for name in names if not getattr(value, name + secrets.FILE, None)}
+    if isinstance(value, list):
+        return [_plain(one) for one in cast(list[Any], value)]
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in cast(dict[str, Any], value).items()}
     return value.get_secret_value() if isinstance(value, SecretStr) else value
 
 
 def describe() -> Iterator[tuple[str, FieldInfo]]:
-    """Every knob as its dotted path and its pydantic field: for the reference page and for `draftfleet settings`."""
+    """Every knob as its dotted path and its pydantic field: for the reference page and for `draftfleet settings`.
+
+    The keys of a knob that is a list of tables follow its section, as `producer.sources[].weight`.
+    """
     for name, field in Settings.model_fields.items():
         section = field.annotation
         if isinstance(section, type) and issubclass(section, Section):
             yield from ((f"{name}.{key}", value) for key, value in section.model_fields.items())
+            for key, value in section.model_fields.items():
+                if (table := table_of(value)) is not None:
+                    yield from ((f"{name}.{key}[].{inner}", knob) for inner, knob in table.model_fields.items())
         else:
             yield name, field
 

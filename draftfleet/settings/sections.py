@@ -93,7 +93,10 @@ class Worker(Section):
     api_keys_file: str | None = Field(
         default=None, description='File that holds `api_keys`: lines like "http://HOST:8000" = "KEY".'
     )
-    dialect: str = Field(default="auto", description="auto, vllm, transformers or openai.")
+    dialect: str = Field(
+        default="auto",
+        description="auto, vllm, sglang, sglang-native, llamacpp, llamacpp-native, transformers, ollama or openai.",
+    )
     concurrency: PositiveInt | None = Field(
         default=None, description="Requests in flight per server. Unset: adaptive, from what each server shows."
     )

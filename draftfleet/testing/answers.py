@@ -26,6 +26,10 @@ _SHORTEST, _LONGEST = 5, 16_384
 _RIVER = [(i * 7919 + i // 31) % len(_WORDS) for i in range(2 * _LONGEST)]
 """All that is ever said: an answer is a piece of it."""
 _NORMAL = NormalDist()
+_MOST_CUT = 10_000
+_cut: dict[bytes, str] = {}
+"""By all that a model was given and had said when it was cut, the ids that would have followed. Of all servers of this
+process: another may be asked to go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,30 +78,69 @@ class Speaker:
         self._most = most_tokens
 
     def answer(self, body: dict[str, Any], prompt: str) -> Answer:
-        """`prompt` is the JSON text of the messages; the rest of the request is in `body`."""
+        """`prompt` is the text of the prompt; the rest of the request is in `body`, with `ids` where it is made of
+        them. Ids that end with an answer that was cut are gone on with."""
+        answer, rest = self._continued(body) or self._answer(body, prompt)
+        if rest:
+            _remember(f"{answer.prompt_ids.text}, {answer.token_ids.text}", rest)
+        return answer
+
+    def spelled(self, answer: Answer) -> str:
+        """Its text as it was made, marks included."""
+        return self._spelled(answer.token_ids.numbers())
+
+    def read(self, ids: list[int]) -> str:
+        """A prompt of ids as text. Without a tokenizer ids of a prompt mean nothing."""
+        return self._tokenizer.decode(ids) if self._tokenizer else json.dumps(ids)
+
+    def _continued(self, body: dict[str, Any]) -> tuple[Answer, str] | None:
+        asked = Ids.of(body.get("ids", []))
+        following = _cut.get(_key(asked.text))
+        if following is None:
+            return None
+        ids = Ids(following, following.count(",") + 1).numbers()
+        limit: int = body.get("max_tokens") or len(ids)
+        reasoning, content = self._text(ids[:limit])
+        ended = "stop" if len(ids) <= limit else "length"
+        return Answer(asked, Ids.of(ids[:limit]), reasoning, content, ended), Ids.of(ids[limit:]).text
+
+    def _answer(self, body: dict[str, Any], prompt: str) -> tuple[Answer, str]:
+        """The answer, and the ids that would have followed where it is cut."""
         digest = int.from_bytes(hashlib.blake2b(prompt.encode(), digest_size=8).digest())
         switches: dict[str, Any] = body.get("chat_template_kwargs") or {}
-        is_thinking = switches.get("enable_thinking") is not False
+        is_off = switches.get("enable_thinking") is False or body.get("reasoning_effort") == "none"
+        is_thinking = not is_off and not prompt.rstrip().endswith(CLOSE)
         length = self._length(digest)
         start = (digest >> 16) % _LONGEST
         thought = max(length - 3, 0) // 2 if is_thinking else 0
         rest = max(length - (3 if is_thinking else 1) - thought, 1)
         limit: int = body.get("max_tokens") or 2 * _LONGEST
         if self._tokenizer is None:
-            return _in_words(prompt, start, thought, rest, limit, is_thinking=is_thinking)
+            asked = Ids.of(body["ids"]) if "ids" in body else _asked(prompt)
+            lengths = thought if is_thinking else None, rest
+            answer = _in_words(asked, start, lengths, limit)
+            if answer.finish_reason == "stop":
+                return answer, ""
+            return answer, _in_words(asked, start, lengths, 3 * _LONGEST).token_ids.text[
+                len(answer.token_ids.text) + 2 :
+            ]
         ids = self._ids(start, start + thought, start + thought + rest, is_thinking)
         kept = ids[:limit]
         reasoning, content = self._text(kept)
-        asked = self._tokenizer.prompt_ids(body["messages"], template_kwargs=switches)
-        return Answer(Ids.of(asked), Ids.of(kept), reasoning, content, "stop" if len(ids) <= limit else "length")
+        given = body.get("ids") or self._tokenizer.prompt_ids(body["messages"], template_kwargs=switches)
+        ended = "stop" if len(ids) <= limit else "length"
+        return Answer(Ids.of(given), Ids.of(kept), reasoning, content, ended), Ids.of(ids[limit:]).text
 
     def ended_in_thought(self, answer: Answer, *, cut: bool) -> Answer:
         """The same answer, had it ended before its thought was closed."""
         marks = {2} if self._tokenizer is None else set(self._tokenizer.encode(CLOSE))
         ids = answer.token_ids.numbers()
         end = next((i for i, token in enumerate(ids) if token in marks), len(ids))
+        following = Ids.of(ids[max(end, 1) :]).text
         ids = ids[: max(end, 1)]
         reasoning, _ = self._text(ids)
+        if cut and following:
+            _remember(f"{answer.prompt_ids.text}, {Ids.of(ids).text}", following)
         last = [] if cut else self._stop()
         return Answer(answer.prompt_ids, Ids.of([*ids, *last]), reasoning, None, "length" if cut else "stop")
 
@@ -115,11 +158,13 @@ class Speaker:
             text = f"{OPEN}\n{' '.join(_WORDS[i] for i in _RIVER[start:middle])}\n{CLOSE}\n\n{text}"
         return [*self._tokenizer.encode(text), *self._stop()]
 
-    def _text(self, ids: list[int]) -> tuple[str | None, str | None]:
+    def _spelled(self, ids: list[int]) -> str:
         if self._tokenizer is None:
-            text = " ".join(_MARKS[i] if i < _FIRST_WORD else _WORDS[i - _FIRST_WORD] for i in ids)
-        else:
-            text = self._tokenizer.decode(ids).removesuffix(self._tokenizer.end_of_turn)
+            return " ".join(_MARKS[i] if i < _FIRST_WORD else _WORDS[i - _FIRST_WORD] for i in ids)
+        return self._tokenizer.decode(ids).removesuffix(self._tokenizer.end_of_turn)
+
+    def _text(self, ids: list[int]) -> tuple[str | None, str | None]:
+        text = self._spelled(ids)
         if not text.startswith(OPEN):
             return None, text.strip() or None
         thought, _, content = text.removeprefix(OPEN).partition(CLOSE)
@@ -129,21 +174,36 @@ class Speaker:
         return [3] if self._tokenizer is None else self._tokenizer.encode(self._tokenizer.end_of_turn)
 
 
-def _in_words(prompt: str, start: int, thought: int, rest: int, limit: int, *, is_thinking: bool) -> Answer:
-    """Cut out of what was prepared; `thought` and `rest` are numbers of words, `limit` of ids."""
-    marks = 2 if is_thinking else 0
+def _key(ids: str) -> bytes:
+    return hashlib.blake2b(ids.encode(), digest_size=16).digest()
+
+
+def _remember(said: str, following: str) -> None:
+    _cut[_key(said)] = following
+    while len(_cut) > _MOST_CUT:
+        del _cut[next(iter(_cut))]
+
+
+def _asked(prompt: str) -> Ids:
+    """As many ids as the prompt has words."""
+    count = prompt.count(" ") + 4
+    return Ids((_ALL_IDS * (count // len(_WORDS) + 1))[: _WIDTH * count - 2], count)
+
+
+def _in_words(asked: Ids, start: int, lengths: tuple[int | None, int], limit: int) -> Answer:
+    """Cut out of what was prepared; `lengths` of the thought, if any, and of the rest are in words, `limit` in ids."""
+    thought, rest = lengths[0] or 0, lengths[1]
+    marks = 0 if lengths[0] is None else 2
     total = marks + thought + rest + 1
     thought_kept = min(thought, max(limit - 1, 0))
     rest_kept = min(rest, max(limit - marks - thought, 0))
     middle = start + thought
     ids = [_RIVER_IDS[_WIDTH * middle : _WIDTH * (middle + rest_kept)], "3, " if limit >= total else ""]
-    if is_thinking:
+    if marks:
         closed = "2, " if limit >= thought + 2 else ""
         ids = ["1, ", _RIVER_IDS[_WIDTH * start : _WIDTH * (start + thought_kept)], closed, *ids]
-    asked = prompt.count(" ") + 4
-    asked_ids = _ALL_IDS * (asked // len(_WORDS) + 1)
     return Answer(
-        Ids(asked_ids[: _WIDTH * asked - 2], asked),
+        asked,
         Ids("".join(ids)[:-2], min(limit, total)),
         _words(start, start + thought_kept),
         _words(middle, middle + rest_kept),

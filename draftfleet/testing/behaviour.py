@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-Shape = Literal["vllm", "sglang", "llamacpp", "transformers", "openai"]
+Shape = Literal["vllm", "vllm-0.10", "sglang", "llamacpp", "transformers", "ollama", "openai"]
 
 Kind = Literal[
     "hang",  # never answers

@@ -24,6 +24,13 @@ NAMES: dict[Shape, dict[str, str]] = {
         "preemptions": "vllm:num_preemptions_total",
         "generated_tokens": "vllm:generation_tokens_total",
     },
+    "vllm-0.10": {
+        "running": "vllm:num_requests_running",
+        "waiting": "vllm:num_requests_waiting",
+        "kv_usage": "vllm:gpu_cache_usage_perc",
+        "preemptions": "vllm:num_preemptions_total",
+        "generated_tokens": "vllm:generation_tokens_total",
+    },
     "sglang": {
         "running": "sglang:num_running_reqs",
         "waiting": "sglang:num_queue_reqs",
@@ -41,6 +48,7 @@ NAMES: dict[Shape, dict[str, str]] = {
 
 LABELS: dict[Shape, str] = {
     "vllm": '{{engine="0",model_name="{model}"}}',
+    "vllm-0.10": '{{engine="0",model_name="{model}"}}',
     "sglang": '{{engine_type="unified",model_name="{model}",pp_rank="0",tp_rank="0"}}',
     "llamacpp": "",
 }

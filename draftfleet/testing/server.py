@@ -13,12 +13,15 @@ from typing import Any
 from aiohttp import web
 from pydantic import ValidationError
 
-from draftfleet.testing import gauges, wire
+from draftfleet.testing import forms, gauges, wire
 from draftfleet.testing.answers import Answer, Speaker
 from draftfleet.testing.behaviour import OF_THE_SERVER, Behaviour, Fault
 from draftfleet.testing.engine import Sequence
+from draftfleet.testing.forms import FORMS
 from draftfleet.testing.machine import Machine
 from draftfleet.tokens import TargetTokenizer, load
+
+_FORM_AT = {form.path: form for form in FORMS.values()}
 
 
 class App:
@@ -40,6 +43,9 @@ class App:
     def routes(self) -> web.Application:
         app = web.Application(client_max_size=64 * 1024 * 1024)
         app.router.add_post("/v1/chat/completions", self.complete)
+        for form in FORMS.values():
+            app.router.add_post(form.path, self.complete)
+        app.router.add_get("/", self.greet)
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/health", self.health)
         app.router.add_get("/metrics", self.metrics)
@@ -55,12 +61,16 @@ class App:
         self._requests += 1
         if not self.behaviour.alive:
             return _dropped(request)
+        form = _FORM_AT.get(request.path)
+        if form and self.behaviour.shape not in form.shapes:
+            return self._refuse(404, "Not Found")
         try:
             body: dict[str, Any] = json.loads(await request.read())
-            prompt = json.dumps(body["messages"], ensure_ascii=False)
-        except (ValueError, KeyError, TypeError):
-            return self._refuse(422, "the body is no chat completion request")
-        row = self._row(body)
+            body = form.read(body) if form else body
+            prompt = self._speaker.read(body["ids"]) if form else json.dumps(body["messages"], ensure_ascii=False)
+        except (ValueError, KeyError, TypeError) as error:
+            return self._refuse(422, f"the body is no completion request: {error!r}")
+        row = self._row(body, prompt)
         row["requests"] += 1
         fault = self.behaviour.fault(prompt)
         response = await self._strike(request, fault) if fault else None
@@ -90,7 +100,12 @@ class App:
             await self._machine.never()
         if fate != "answered":
             return _dropped(request)
-        payload = wire.completion(self.behaviour, body, answer, number=number, kind=kind)
+        form = _FORM_AT.get(request.path)
+        if form:
+            said = forms.Said(answer, self._speaker.spelled(answer), answer.finish_reason, number, is_counted=True)
+            payload = forms.body(form, self.behaviour, body, said, kind)
+        else:
+            payload = wire.completion(self.behaviour, body, answer, number=number, kind=kind)
         if kind == "cut":
             return await _cut(request, payload)
         self._count(answer, row)
@@ -115,7 +130,7 @@ class App:
         return self._look(request) or web.json_response(wire.models(self.behaviour))
 
     async def health(self, request: web.Request) -> web.StreamResponse:
-        is_bare = self.behaviour.shape in ("vllm", "sglang")
+        is_bare = self.behaviour.shape in ("vllm", "vllm-0.10", "sglang")
         return self._look(request) or (web.Response() if is_bare else web.json_response({"status": "ok"}))
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
@@ -125,9 +140,15 @@ class App:
         return self._look(request) or web.Response(text=text)
 
     async def version(self, request: web.Request) -> web.StreamResponse:
-        if self.behaviour.alive and self.behaviour.shape != "vllm":
+        version = wire.VERSIONS.get(self.behaviour.shape)
+        if self.behaviour.alive and version is None:
             return self._refuse(404, "Not Found")
-        return self._look(request) or web.json_response({"version": "0.33.0"})
+        return self._look(request) or web.json_response({"version": version})
+
+    async def greet(self, request: web.Request) -> web.StreamResponse:
+        if self.behaviour.alive and self.behaviour.shape != "ollama":
+            return self._refuse(404, "Not Found")
+        return self._look(request) or web.Response(text="Ollama is running")
 
     def _look(self, request: web.Request) -> web.StreamResponse | None:
         """What a look at a server that is dead or loading gets."""
@@ -218,9 +239,10 @@ class App:
         self._statuses[status] += 1
         return web.json_response(wire.error(self.behaviour, status, message, **more), status=status)
 
-    def _row(self, body: dict[str, Any]) -> dict[str, int]:
-        last = next((message for message in reversed(body["messages"]) if message["role"] == "user"), {})
-        return self._rows.setdefault(str(last.get("content")), {"requests": 0, "answered": 0, "tokens": 0})
+    def _row(self, body: dict[str, Any], prompt: str) -> dict[str, int]:
+        """By its last question, or by its whole prompt where that is made of ids."""
+        last = next((message for message in reversed(body.get("messages", [])) if message["role"] == "user"), {})
+        return self._rows.setdefault(str(last.get("content", prompt)), {"requests": 0, "answered": 0, "tokens": 0})
 
 
 @cache

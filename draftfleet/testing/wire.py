@@ -1,6 +1,6 @@
-"""What each of the imitated servers says on the wire. Of vLLM and transformers, tests/contracts/dialects/ has the real.
+"""What each imitated server says on the wire; tests/contracts/dialects/ has the real answers of those that were run.
 
-The shapes of SGLang and llama.cpp are read from their sources (docs/fake-server.md says which).
+The shapes of SGLang, Ollama and vLLM 0.10 are read from their sources (docs/fake-server.md says which).
 """
 
 from __future__ import annotations
@@ -16,21 +16,27 @@ from draftfleet.testing.behaviour import Behaviour, Kind, Shape
 
 HEADERS: dict[Shape, dict[str, str]] = {
     "vllm": {"Server": "uvicorn"},
+    "vllm-0.10": {"Server": "uvicorn"},
     "sglang": {"Server": "uvicorn"},
     "llamacpp": {"Server": "llama.cpp"},
     "transformers": {"Server": "uvicorn", "x-request-id": "fake"},
+    "ollama": {},
     "openai": {"Server": "uvicorn"},
 }
 OWNERS: dict[Shape, str] = {
     "vllm": "vllm",
+    "vllm-0.10": "vllm",
     "sglang": "sglang",
     "llamacpp": "llamacpp",
     "transformers": "local",
+    "ollama": "library",
     "openai": "fake",
 }
 GIVES_IDS = ("vllm", "sglang")
 ASKS_NO_NAME = ("sglang", "llamacpp")
-"""They serve their one model under whatever name a request has, and give that name back."""
+"""They serve their one model under whatever name a request has. SGLang gives that name back."""
+VERSIONS: dict[Shape, str] = {"vllm": "0.33.0", "vllm-0.10": "0.10.0"}
+UNKNOWN_TO_TRANSFORMERS = ("return_token_ids", "top_k", "min_p", "repetition_penalty")
 
 _TOO_LONG = (
     "This model's maximum context length is {limit} tokens. However, you requested {asked} output tokens and your "
@@ -55,17 +61,17 @@ def models(behaviour: Behaviour) -> dict[str, Any]:
     name, limit = behaviour.model, behaviour.max_model_len
     entry: dict[str, Any] = {"id": name, "object": "model", "created": 0, "owned_by": OWNERS[behaviour.shape]}
     match behaviour.shape:
-        case "vllm":
+        case "vllm" | "vllm-0.10":
             entry |= {"root": name, "parent": None}
         case "sglang":
             entry |= {"root": name}
         case "llamacpp":
-            entry |= {"meta": {"vocab_type": 2, "n_ctx_train": limit or 32_768}}
+            entry |= {"meta": {"vocab_type": 2, "n_ctx": limit or 32_768, "n_ctx_train": 32_768}}
         case "transformers":
             entry |= {"status": {"value": "loaded"}}
-        case "openai":
+        case "openai" | "ollama":
             pass
-    if limit is not None and behaviour.shape not in ("transformers", "llamacpp"):
+    if limit is not None and behaviour.shape not in ("transformers", "llamacpp", "ollama"):
         entry["max_model_len"] = limit
     return {"object": "list", "data": [entry]}
 
@@ -93,16 +99,21 @@ def refusal(behaviour: Behaviour, body: dict[str, Any], key: str | None) -> tupl
     if model != behaviour.model and behaviour.shape not in ASKS_NO_NAME:
         if behaviour.shape == "transformers":
             return 400, f"Server is pinned to '{behaviour.model}'; requested '{model}'."
+        if behaviour.shape == "ollama":
+            return 404, f"model '{model}' not found"
         return 404, f"The model `{model}` does not exist."
-    if behaviour.shape == "transformers" and "return_token_ids" in body:
-        return 422, "Unexpected fields in the request: {'return_token_ids'}"
+    if behaviour.shape == "transformers" and (unknown := {*UNKNOWN_TO_TRANSFORMERS} & body.keys()):
+        return 422, f"Unexpected fields in the request: {unknown}"
     return None
 
 
 def too_long(behaviour: Behaviour, body: dict[str, Any], answer: Answer) -> tuple[int, str, dict[str, Any]] | None:
-    """Status, message and further fields of the error. `transformers serve` has no limit of its own."""
+    """Status, message and further fields of the error.
+
+    `transformers serve` has no limit of its own, and Ollama drops what is too much.
+    """
     limit, asked, given = behaviour.max_model_len, body.get("max_tokens") or 1, answer.prompt_ids.count
-    if limit is None or behaviour.shape == "transformers":
+    if limit is None or behaviour.shape in ("transformers", "ollama"):
         return None
     if behaviour.shape == "llamacpp":  # it cuts the answer where its context ends
         if given < limit:
@@ -125,11 +136,13 @@ def completion(behaviour: Behaviour, asked: dict[str, Any], answer: Answer, *, n
     if shape == "sglang":
         choice["matched_stop"] = 3 if answer.finish_reason == "stop" else None
     body: dict[str, Any] = {"id": f"chatcmpl-{number}", "object": "chat.completion", "created": int(time.time())}
-    body["model"] = str(asked.get("model")) if shape in ASKS_NO_NAME else behaviour.model
+    body["model"] = str(asked.get("model")) if shape == "sglang" else behaviour.model
     if shape == "llamacpp":
         body["system_fingerprint"] = "b0-fake"
     if kind != "no_usage":
         prompt, completed = answer.prompt_ids.count, answer.token_ids.count
+        if shape == "ollama":
+            prompt = min(prompt, behaviour.max_model_len or prompt)
         body["usage"] = {
             "prompt_tokens": prompt,
             "completion_tokens": completed,
@@ -161,7 +174,7 @@ def _message(shape: Shape, answer: Answer, kind: Kind | None) -> dict[str, Any]:
         closed = f"\n</think>\n\n{answer.content}" if answer.content else ""
         message["content"] = f"<think>\n{answer.reasoning}{closed}"
     elif answer.reasoning:
-        message["reasoning" if shape == "vllm" else "reasoning_content"] = answer.reasoning
+        message["reasoning" if shape in ("vllm", "ollama") else "reasoning_content"] = answer.reasoning
     if shape == "sglang":
         message |= {"reasoning_content": message.get("reasoning_content"), "tool_calls": None}
     if shape in ("transformers", "llamacpp"):

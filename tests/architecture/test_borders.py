@@ -36,13 +36,19 @@ AT_HOME_IN = {
     "httpx": ENGINES,
     "httpx2": ENGINES,
     "aiohttp": ENGINES,
-    "datasets": ("producer/", "trainer/data.py"),
+    "datasets": ("producer/", "trainer/data.py", "draftfleet/export_data/formats/arrow.py"),
+    "huggingface_hub": (
+        "producer/sources/hub.py",
+        "draftfleet/export_data/hub.py",
+    ),
 }
 """From package to the only places that may import it."""
 
 ON_USE_ONLY = {
     ("draftfleet/tokens.py", "transformers"): "it brings half a second of imports, and torch where torch is installed",
     ("producer/", "datasets"): "most data sets are a file, which needs none of it",
+    ("draftfleet/", "datasets"): "two seconds of imports, and one form of an export needs it",
+    ("draftfleet/", "huggingface_hub"): "half a second of imports, and only an upload needs it",
 }
 """Imports that must stand inside a function."""
 

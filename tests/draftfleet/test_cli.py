@@ -19,6 +19,7 @@ import pytest
 
 import draftfleet
 from draftfleet import cli, errors
+from draftfleet.cli.role import PARTS
 from draftfleet.flags import FLAGS
 from draftfleet.settings import load
 
@@ -122,9 +123,9 @@ def test_help_imports_nothing_heavy(call: Callable[..., Result], args: list[str]
     assert result.stderr == "heavy:\n"
 
 
-@pytest.mark.parametrize("verb", cli.ROLES)
+@pytest.mark.parametrize("verb", cli.ROLES | PARTS)
 def test_every_verb_names_a_function_that_is_there(verb: str) -> None:
-    module, _, function = cli.ROLES[verb].partition(":")
+    module, _, function = (cli.ROLES | PARTS)[verb].partition(":")
 
     spec = importlib.util.find_spec(module)
 
@@ -260,19 +261,26 @@ RETURNS = dict.fromkeys(("produce", "evaluate", "export", "dead revive", "dead e
 RETURNS |= dict.fromkeys(TEXTS, "text")
 """What the command line expects of a role: a result, a sentence, or an exit code."""
 
-ARGUMENT = {"dead show": ["b05c"], "dead export": ["x.jsonl"], "runs delete": ["--yes"]}
+ARGUMENT = {"export-data": ["folder"], "dead show": ["b05c"], "dead export": ["x.jsonl"], "runs delete": ["--yes"]}
 """Where one is required, or a question asked."""
 
 FLAGS_OF: dict[str, tuple[str, dict[str, Any]]] = {
     "produce": (
         "D --model m --target t --storage s --run r --column c --split-column sc --heldout 0.5 --batch-size 3 "
-        "--limit 4 --strict --max-tokens 5 --temperature 0 --no-thinking --priority high --token-budget 6",
+        "--split sp --subset sub --revision rev --sample 7 --seed 8 --language en,de --language fr "
+        "--limit 4 --strict --max-tokens 5 --temperature 0 --no-thinking --priority high --token-budget 6 --samples 3",
         {
             "target.model": "m",
             "target.path": "t",
             "storage.url": "s",
             "run": "r",
             "producer.data": "D",
+            "producer.split": "sp",
+            "producer.subset": "sub",
+            "producer.revision": "rev",
+            "producer.sample": 7,
+            "producer.seed": 8,
+            "producer.languages": ["en", "de", "fr"],
             "producer.column": "c",
             "producer.split_column": "sc",
             "producer.heldout": 0.5,
@@ -284,6 +292,7 @@ FLAGS_OF: dict[str, tuple[str, dict[str, Any]]] = {
             "sampling.max_tokens": 5,
             "sampling.temperature": 0,
             "sampling.thinking": False,
+            "sampling.n": 3,
         },
     ),
     "work": (

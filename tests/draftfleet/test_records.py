@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
@@ -59,6 +60,35 @@ def test_a_prompt_id_is_the_hash_of_the_canonical_conversation() -> None:
     canonical = '[[{"content":"Grüße","role":"user"}],[]]'.encode()
 
     assert prompt_id([{"role": "user", "content": "Grüße"}], None) == hashlib.sha256(canonical).hexdigest()[:32]
+
+
+def canonical_by_json(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> bytes:
+    text = json.dumps([messages, tools or []], ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+    return text.encode()
+
+
+def test_a_prompt_id_is_that_of_the_json_module_for_every_character_there_is() -> None:
+    for first in range(0, 0x110000, 0x800):
+        text = "".join(map(chr, range(first, first + 0x800)))
+        if 0xD800 <= first < 0xE000:
+            continue
+        messages = [{"role": "user", "content": text}, {"content": f'"\\{text}', "role": text}]
+        assert prompt_id(messages, None) == hashlib.sha256(canonical_by_json(messages)).hexdigest()[:32], hex(first)
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_a_prompt_id_is_that_of_the_json_module_for_every_shape_of_message(name: str) -> None:
+    messages = [{"role": "user", "content": "a"}, MESSAGES[name]]
+
+    for tools in (None, [], [{"type": "function", "most": 2**70, "least": -0.0, "share": 1e16}]):
+        wanted = hashlib.sha256(canonical_by_json(messages, tools)).hexdigest()[:32]
+        assert prompt_id(messages, tools) == wanted
+
+
+def test_half_a_surrogate_pair_has_no_prompt_id() -> None:
+    for messages in ([{"role": "user", "content": "a\ud800b"}], [{"role": "user", "content": "\udfff", "name": "n"}]):
+        with pytest.raises(UnicodeEncodeError):
+            prompt_id(messages, None)
 
 
 def test_a_prompt_id_depends_on_the_conversation_alone() -> None:

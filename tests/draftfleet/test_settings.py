@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import SecretStr
 
+from draftfleet import reference
 from draftfleet.errors import SettingsError
 from draftfleet.settings import ENV_PREFIX, Settings, assignment, describe, environment, load
 
@@ -184,6 +187,7 @@ def test_settings_travel_to_a_child_through_its_environment(monkeypatch: pytest.
             "sampling.extra_body": {"top_k": 20, "nested": {"a": None}},
             "target.context_tokens": None,
             "trainer.layers": [1, 3, 4],
+            "producer.sources": TWO,
         }
     )
 
@@ -214,3 +218,90 @@ def test_settings_cannot_be_changed_and_do_not_print_secrets() -> None:
 def test_the_target_is_asked_for_by_its_path_unless_it_has_another_name() -> None:
     assert load(flags={"target.path": "some/folder"}).model == "some/folder"
     assert load(flags={"target.path": "some/folder", "target.model": "served"}).model == "served"
+
+
+TWO = [{"data": "a.jsonl", "weight": 2}, {"data": "b.jsonl", "weight": 1}]
+
+
+def in_file(_: pytest.MonkeyPatch, entries: list[dict[str, Any]]) -> Settings:
+    tables = ["".join(f"{key} = {json.dumps(value)}\n" for key, value in one.items()) for one in entries]
+    Path("draftfleet.toml").write_text("".join(f"[[producer.sources]]\n{table}" for table in tables))
+    return load()
+
+
+def in_environment(monkeypatch: pytest.MonkeyPatch, entries: list[dict[str, Any]]) -> Settings:
+    monkeypatch.setenv("DRAFTFLEET_PRODUCER__SOURCES", json.dumps(entries))
+    return load()
+
+
+def in_flag(_: pytest.MonkeyPatch, entries: list[dict[str, Any]]) -> Settings:
+    tables = [", ".join(f"{key} = {json.dumps(value)}" for key, value in one.items()) for one in entries]
+    text = ", ".join(f"{{{table}}}" for table in tables)
+    return load(flags=dict([assignment(f"producer.sources=[{text}]")]))
+
+
+Place = Callable[[pytest.MonkeyPatch, list[dict[str, Any]]], Settings]
+in_each_place = pytest.mark.parametrize("place", [in_file, in_environment, in_flag])
+
+
+@in_each_place
+def test_a_list_of_tables_is_set_in_each_place(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
+    assert [(one.data, one.weight) for one in place(monkeypatch, TWO).producer.sources] == [
+        ("a.jsonl", 2),
+        ("b.jsonl", 1),
+    ]
+
+
+@in_each_place
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"wieght": 1}, "unknown key producer.sources[1].wieght; did you mean producer.sources[1].weight?"),
+        ({"weight": -1}, "settings: producer.sources[1].weight = -1: Input should be greater than 0."),
+        ({"weight": 0}, "settings: producer.sources[1].weight = 0: Input should be greater than 0."),
+        ({"data": 4}, "settings: producer.sources[1].data = 4: Input should be a valid string.\n"),
+        ({"keep": "("}, "settings: producer.sources[1].keep = '(': no regular expression of Python, missing ),"),
+    ],
+)
+def test_a_fault_in_a_list_of_tables_is_told_with_its_place(
+    monkeypatch: pytest.MonkeyPatch, place: Place, entry: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(SettingsError) as error:
+        place(monkeypatch, [TWO[0], entry])
+
+    assert said in f"{error.value}\n"
+
+
+def test_an_unknown_key_of_a_list_of_tables_names_the_file_it_stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SettingsError, match=r"^draftfleet\.toml: unknown key producer\.sources\[1\]\.wieght;"):
+        in_file(monkeypatch, [TWO[0], {"wieght": 1}])
+
+
+def test_one_entry_of_a_list_of_tables_cannot_be_set_by_itself() -> None:
+    with pytest.raises(SettingsError, match=r"sources\[1\] cannot be set by itself.*--set 'producer\.sources=\["):
+        load(flags=dict([assignment("producer.sources[1].weight=2")]))
+
+
+def test_settings_written_out_are_settings_with_their_lists_of_tables(tmp_path: Path) -> None:
+    settings = load(flags={"producer.sources": [{"data": ["a b", 'c"d']}, {"preset": "gsm8k", "languages": ["en"]}]})
+
+    (tmp_path / "out.toml").write_text(reference.as_toml(settings))
+
+    assert load("out.toml").model_dump() == settings.model_dump()
+
+
+def test_every_key_of_a_list_of_tables_is_described() -> None:
+    page, listed = reference.as_markdown(), json.loads(reference.as_json(load(flags={"producer.sources": TWO})))
+
+    assert "## producer.sources\n" in page
+    assert "| `producer.sources[].weight` | unset | number, > 0 |" in page
+    assert listed["producer.sources"]["value"] == TWO
+    assert listed["producer.sources[].weight"]["description"].startswith("Share of the prompts")
+
+
+def test_a_list_that_may_be_one_text_is_written_as_one_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTFLEET_PRODUCER__DATA", "a.jsonl")
+    assert load().producer.data == "a.jsonl"
+
+    monkeypatch.setenv("DRAFTFLEET_PRODUCER__DATA", '["a.jsonl", "b.jsonl"]')
+    assert load().producer.data == ["a.jsonl", "b.jsonl"]

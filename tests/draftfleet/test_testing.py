@@ -313,9 +313,9 @@ def test_an_answer_of_sglang_has_its_ids_in_the_choice_and_its_thought_in_its_ow
 
 
 def test_sglang_and_llamacpp_answer_under_any_name(server: FakeServer) -> None:
-    for shape in ("sglang", "llamacpp"):
+    for shape, name in (("sglang", "whatever"), ("llamacpp", "tiny")):
         server.change(shape=shape)
-        assert answered(server, model="whatever")["model"] == "whatever"
+        assert answered(server, model="whatever")["model"] == name
 
 
 def test_sglang_and_llamacpp_refuse_what_is_too_long_in_their_own_words(server: FakeServer) -> None:
@@ -764,7 +764,7 @@ def changed(server: Remote, **settings: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"shape": "llama"}, "shape = 'llama': Input should be 'vllm', 'sglang'"),
+        ({"shape": "llama"}, "shape = 'llama': Input should be 'vllm', 'vllm-0.10', 'sglang'"),
         ({"slot": 3}, "slot = 3: Extra inputs are not permitted. Settings: servers, host, port, shape, model"),
         ({"servers": 0}, "servers = 0: Input should be greater than 0"),
         ({"faults": [{"kind": "explode"}]}, "faults.0.kind = 'explode': Input should be 'hang'"),

@@ -6,10 +6,12 @@ import json
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+import pytest
 
 from draftfleet import live
 from draftfleet.accounting import Accountant
@@ -24,13 +26,14 @@ from draftfleet.testing.workers import WorkerProcess, changed, enqueue
 
 Until = Callable[..., Any]
 MakePrompts = Callable[..., list[Prompt]]
+TINY_TARGET = Path(__file__).parents[2] / "examples/tiny-target"
 
 
 def test_every_row_is_asked_once_over_two_servers_and_committed_with_all_it_needs(
     settings: Settings, storage: FileStorage, make_prompts: MakePrompts, until: Until, tmp_path: Path
 ) -> None:
     run = Run.create(storage, "run", {"target.model": "tiny", "sampling.max_tokens": 64, "sampling.seed": 7}, {})
-    prompts = make_prompts(60)
+    prompts = [replace(prompt, source="questions") for prompt in make_prompts(60)]
     with FakeServer(model="tiny", latency_s=0.05) as one, FakeServer(model="tiny") as other:
         settings = changed(settings, worker__servers=[one.url, f"{other.url}/v1/"], worker__concurrency=4)
         names = enqueue(settings, run, prompts)
@@ -46,6 +49,7 @@ def test_every_row_is_asked_once_over_two_servers_and_committed_with_all_it_need
     assert code == 0
     assert [sample.row_key for sample in samples] == [prompt.row_key for prompt in prompts]
     assert {sample.server for sample in samples} == {one.url, other.url}
+    assert {sample.source for sample in samples} == {"questions"}
     # Each server's canary asks one prompt more.
     assert sum(row["requests"] for rows in asked for row in rows.values()) <= len(prompts) + 2 * 2
     assert all(row["requests"] for rows in asked for row in rows.values())
@@ -55,6 +59,44 @@ def test_every_row_is_asked_once_over_two_servers_and_committed_with_all_it_need
     table = pq.read_table(storage.root / "run/samples" / f"{names[0]}.parquet")
     assert table.schema.names == SAMPLE_SCHEMA.names
     assert list(run.partials()) == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "dialect", "source"),
+    [
+        ("sglang", "auto", "engine"),
+        ("sglang", "sglang-native", "engine"),
+        ("llamacpp", "auto", "retokenized"),
+        ("llamacpp", "llamacpp-native", "engine"),
+        ("vllm-0.10", "auto", "retokenized"),
+    ],
+)
+def test_rows_of_every_kind_of_server_have_ids_that_are_as_many_as_it_counts(
+    settings: Settings,
+    storage: FileStorage,
+    make_prompts: MakePrompts,
+    until: Until,
+    tmp_path: Path,
+    shape: str,
+    dialect: str,
+    source: str,
+) -> None:
+    run = Run.create(storage, "run", {"target.model": "tiny", "sampling.max_tokens": 200}, {})
+    with FakeServer(model="tiny", shape=shape, tokenizer=str(TINY_TARGET)) as server:
+        settings = changed(
+            settings, worker__servers=[server.url], worker__dialect=dialect, target__path=str(TINY_TARGET)
+        )
+        names = enqueue(settings, run, make_prompts(6))
+
+        with WorkerProcess(settings, tmp_path / "worker.log"):
+            until(lambda: run.done() == names, what="all batches done")
+
+    samples = [sample for name in names for sample in run.read_samples(name)]
+    assert {sample.outcome for sample in samples} <= {"ok", "truncated"}
+    assert {sample.ids_source for sample in samples} == {source}
+    assert all(sample.ids_match_usage for sample in samples)
+    assert all(len(sample.prompt_token_ids) == sample.prompt_tokens for sample in samples)
+    assert all(sample.reasoning and "<think>" not in (sample.content or "") for sample in samples)
 
 
 def test_nothing_is_consumed_before_a_server_is_ready(

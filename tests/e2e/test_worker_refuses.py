@@ -56,7 +56,38 @@ def test_an_unknown_dialect_is_refused_at_the_start_with_the_known_ones(settings
         code = worker.wait()
 
     assert code == 2
-    assert worker.said("worker.dialect = 'esperanto': no such dialect; known are vllm, transformers, openai")
+    assert worker.said(
+        "worker.dialect = 'esperanto': no such dialect; known are vllm, sglang, sglang-native, llamacpp,"
+    )
+
+
+def test_ollama_ends_the_worker_with_the_reason(settings: Settings, tmp_path: Path) -> None:
+    with FakeServer(model="tiny", shape="ollama") as server:
+        settings = changed(settings, worker__servers=[server.url])
+
+        with WorkerProcess(settings, tmp_path / "worker.log") as worker:
+            code = worker.wait()
+
+    assert code == 7
+    assert worker.said(f"server {server.url} is left out: it is Ollama, which cuts a prompt that is over its context")
+
+
+def test_a_knob_that_the_server_would_drop_ends_the_worker_before_any_row(
+    settings: Settings, storage: FileStorage, make_prompts: MakePrompts, tmp_path: Path
+) -> None:
+    run = Run.create(storage, "run", {"target.model": "tiny", "sampling.max_tokens": 64, "sampling.top_k": 5}, {})
+    with FakeServer(model="tiny", shape="transformers", tokenizer=str(TINY_TARGET)) as server:
+        settings = changed(settings, worker__servers=[server.url], target__path=str(TINY_TARGET))
+        enqueue(settings, run, make_prompts(4))
+
+        with WorkerProcess(settings, tmp_path / "worker.log") as worker:
+            code = worker.wait()
+        asked = server.stats()["requests"]
+
+    assert code == 7
+    assert worker.said("sampling.top_k = 5: transformers serve does not take it. Leave it out in a new run")
+    assert asked == 0
+    assert run.done() == []
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from producer.prompts import Malformed, Rejected, Rules, overlap_text, read_prompt
+from producer.prompts import COLUMNS, Malformed, Rejected, Rules, overlap_text, read_prompt
 
 RULES = Rules(column=None, split_column=None, heldout=0.5)
-PAGE = (Path(__file__).parents[2] / "docs" / "producing.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "data-sets.md").read_text()
 EXAMPLES = re.findall(r"```json row\n(.*?)\n```\n```json asked\n(.*?)\n```", PAGE, re.DOTALL)
 
 ASK = {"role": "user", "content": "Why?"}
@@ -25,7 +25,10 @@ def test_each_shape_on_the_page_is_asked_as_the_page_says(row: str, asked: str) 
 
 
 def test_the_page_shows_a_shape_for_every_column() -> None:
-    assert {"messages", "conversations", "prompt", "question"} <= {
+    text = PAGE.partition("## Where the conversation is")[2].partition("\n\n### ")[0]
+
+    assert re.findall(r"`(\w+)`", text.partition(" that is there")[0]) == list(COLUMNS)
+    assert {"messages", "conversations", "prompt", "question", "instruction", "turns"} <= {
         key for row, _ in EXAMPLES for key in json.loads(row)
     }
 
@@ -76,6 +79,111 @@ def test_nulls_that_parquet_fills_in_are_as_good_as_absent() -> None:
     assert read.messages[1] == turns[1]
 
 
+CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"at": "it"}'}}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [CALL],
+        json.dumps([CALL]),
+        [json.dumps(CALL)],
+        [[CALL]],
+        [{**CALL, "function": {"name": "look", "arguments": {"at": "it"}}}],
+        [{"id": "c", "name": "look", "arguments": {"at": "it"}}],
+        [{**CALL, "function": {**CALL["function"], "strict": None}}, None],  # type: ignore[dict-item]
+    ],
+)
+def test_tool_calls_of_every_kind_are_asked_in_one_form(calls: object) -> None:
+    turns = [ASK, {"role": "assistant", "content": None, "tool_calls": calls}, ASK]
+
+    assert read_prompt({"messages": turns}, RULES).messages[1]["tool_calls"] == [CALL]
+
+
+@pytest.mark.parametrize(
+    "tools", [[TOOL], json.dumps([TOOL]), [json.dumps(TOOL)], [[TOOL]], [TOOL["function"]], [TOOL, [], None]]
+)
+def test_tools_of_every_kind_are_asked_in_one_form(tools: object) -> None:
+    assert read_prompt({"messages": [ASK], "tools": tools}, RULES).tools == [TOOL]
+
+
+@pytest.mark.parametrize("tools", [None, [], "", " ", "[]", [[]], [None], "null"])
+def test_no_tools_are_none_however_they_are_written(tools: object) -> None:
+    assert read_prompt({"messages": [ASK], "tools": tools}, RULES) == read_prompt({"messages": [ASK]}, RULES)
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_in_the_history_is_kept_under_one_name(key: str) -> None:
+    thought = {"role": "assistant", "content": None, key: "Because."}
+
+    messages = read_prompt({"messages": [ASK, thought, ASK]}, RULES).messages
+
+    assert messages[1] == {"role": "assistant", "content": "", "reasoning_content": "Because."}
+
+
+def test_an_answer_without_content_costs_nothing_since_it_is_left_out() -> None:
+    assert read_prompt({"messages": [ASK, {"role": "assistant", "content": None}]}, RULES).messages == [ASK]
+
+
+def test_turns_need_not_alternate() -> None:
+    turns = [ASK, ASK, ANSWER, ANSWER, {"role": "tool", "content": "x"}, ASK]
+
+    assert read_prompt({"messages": turns}, RULES).messages == turns
+
+
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,x"}}
+
+
+@pytest.mark.parametrize(
+    ("row", "media"),
+    [
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "What?"}, PICTURE]}]}, "image"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_image"}]}]}, "image"),
+        ({"messages": [{"role": "user", "content": [{"type": "video_url"}]}]}, "video"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "audio"),
+        ({"image": "x.jpg", "conversations": [{"from": "human", "value": "What?"}]}, "image"),
+        ({"images": ["x.jpg"], "prompt": "What?"}, "image"),
+        ({"image": None, "prompt": "What is in <image> here?"}, "image"),
+        ({"prompt": "<image>\nWhat?"}, "image"),
+        ({"audio": {"bytes": b"x"}, "prompt": "What?"}, "audio"),
+    ],
+)
+def test_what_is_no_text_is_rejected_by_its_name(row: dict[str, Any], media: str) -> None:
+    with pytest.raises(Rejected, match="only text can be asked") as caught:
+        read_prompt(row, RULES)
+    assert caught.value.reason == media
+
+
+def test_a_text_about_images_is_a_text() -> None:
+    for row in ({"prompt": "What does <image> mean in SVG?"}, {"image": "", "images": [], "prompt": "What?"}):
+        assert read_prompt(row, RULES).messages[0]["role"] == "user"
+
+
+@pytest.mark.parametrize(
+    ("row", "asked"),
+    [
+        ({"instruction": "Why?", "input": ""}, "Why?"),
+        ({"instruction": "Sum up.", "input": "Long text.", "output": "Short."}, "Sum up.\n\nLong text."),
+        ({"instruction": "Sum up.", "context": "Long text.", "response": "Short."}, "Sum up.\n\nLong text."),
+        ({"problem": "1 + 1", "solution": "2"}, "1 + 1"),
+        ({"query": "1 + 1", "response": "2"}, "1 + 1"),
+        ({"input": "1 + 1", "output": "2"}, "1 + 1"),
+        ({"question": "1 + 1", "system_prompt": None}, "1 + 1"),
+    ],
+)
+def test_a_question_is_found_in_the_columns_that_data_sets_use(row: dict[str, Any], asked: str) -> None:
+    assert read_prompt(row, RULES).messages == [{"role": "user", "content": asked}]
+
+
+def test_every_text_of_a_list_is_asked_where_every_turn_is() -> None:
+    rules = Rules(column=None, split_column=None, heldout=0, turns="all")
+    row = {"turns": ["One?", "Two?", "Three?"]}
+
+    assert [message["role"] for message in read_prompt(row, rules).messages] == ["user", "assistant"] * 2 + ["user"]
+    assert [message["content"] for message in read_prompt(row, RULES).messages] == ["One?"]
+
+
 def test_a_system_turn_of_the_conversation_wins_over_the_column() -> None:
     own = {"role": "system", "content": "Mine."}
 
@@ -115,7 +223,7 @@ def test_a_conversation_that_cannot_be_asked_is_rejected_with_the_reason(row: di
         ({"messages": ["Why?"]}, "message 1 is a text, not an object"),
         ({"messages": "Why?"}, "messages is a text that is not JSON"),
         ({"messages": [{"content": "Why?"}]}, "message 1 has no role"),
-        ({"messages": [ASK, {"role": "assistant"}]}, r"message 2 \(assistant\) has no content"),
+        ({"messages": [ASK, {"role": "assistant"}, ASK]}, r"message 2 \(assistant\) has no content"),
         ({"messages": [{"role": "user", "content": 7}]}, "the content of message 1 is a number"),
         ({"messages": [{"role": "user", "content": ["Why?"]}]}, "is a list, neither a text nor a list of objects"),
         ({"messages": [{**ASK, "name": 7}]}, "name of message 1 is a number"),

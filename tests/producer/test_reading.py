@@ -26,7 +26,7 @@ def reading(knobs: Producer) -> Reading:
 
 MIXED: list[Any] = [
     {"prompt": "Why?"},
-    {"prompt": ["Why?"]},
+    {"messages": ["Why?"]},
     {"prompt": ""},
     {"messages": [{"role": "narrator", "content": "Once"}]},
     {"other": 1},

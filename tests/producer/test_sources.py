@@ -109,13 +109,13 @@ def test_a_split_that_a_folder_has_not_says_so(knobs: Knobs, write_jsonl: WriteJ
     (tmp_path / "folder").mkdir()
     write_jsonl(ROWS, "folder/train.jsonl")
 
-    with pytest.raises(DataError, match=r"split elsewhere.*producer\.data_split"):
-        open_source(knobs(tmp_path / "folder", data_split="elsewhere"))
+    with pytest.raises(DataError, match=r"split elsewhere.*producer\.split"):
+        open_source(knobs(tmp_path / "folder", split="elsewhere"))
 
 
 def test_a_file_of_an_unknown_kind_lists_the_known_ones(knobs: Knobs, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"known are \.jsonl, \.jsonl\.gz, \.parquet"):
-        open_source(knobs(write(tmp_path / "data.csv", b"a,b\n")))
+    with pytest.raises(DataError, match=r"known are JSON Lines \(\.jsonl\), JSON \(\.json\), CSV .* and \.parquet"):
+        open_source(knobs(write(tmp_path / "data.xlsx", b"PK")))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -12,10 +13,10 @@ import torch
 from draftfleet import control
 from draftfleet.errors import TrainingError
 from draftfleet.names import parts_of
-from draftfleet.records import Sample
+from draftfleet.records import Sample, Turn
 from draftfleet.runs import Run
 from draftfleet.settings import Trainer
-from trainer.data import START, Feed, Journal, Kept, Position, Step, plan, training_row
+from trainer.data import START, Feed, Journal, Kept, Position, Step, plan, training_rows
 from trainer.team import Team
 
 VOCAB = 32
@@ -50,7 +51,7 @@ def epoch_0(feed: Feed) -> list[list[str]]:
 def test_a_row_is_the_exact_ids_and_its_mask_is_true_on_the_completion_alone(samples: Any) -> None:
     sample = samples.make("train-000000", "a", prompt_token_ids=[5, 6], token_ids=[7, 8, 9], completion_tokens=3)
 
-    row = training_row(sample, max_tokens=100, vocab_size=VOCAB)
+    row = training_rows(sample, max_tokens=100, vocab_size=VOCAB)["a"]
 
     assert isinstance(row, Kept)
     assert row.row().ids.tolist() == [5, 6, 7, 8, 9]
@@ -60,7 +61,7 @@ def test_a_row_is_the_exact_ids_and_its_mask_is_true_on_the_completion_alone(sam
 def test_a_row_that_is_too_long_is_cut_at_its_end(samples: Any) -> None:
     sample = samples.make("train-000000", "a", prompt_token_ids=[5, 6], token_ids=[7] * 20)
 
-    row = training_row(sample, max_tokens=8, vocab_size=VOCAB)
+    row = training_rows(sample, max_tokens=8, vocab_size=VOCAB)["a"]
 
     assert isinstance(row, Kept)
     assert row.row().ids.tolist() == [5, 6] + [7] * 6
@@ -99,6 +100,62 @@ def test_a_truncated_row_is_trained_on(run: Run, knobs: Trainer, samples: Any) -
     run.commit("train-000000", [samples.make("train-000000", "cut", outcome="truncated", finish_reason="length")])
 
     assert keys(take(feed(run, knobs), 1)) == [["cut"]]
+
+
+def a_conversation(samples: Any, key: str, **changes: Any) -> Sample:
+    """Three turns, of which the last is the sample's own."""
+    messages = [{"role": role, "content": "x"} for role in ("user", "assistant", "user", "assistant", "user")]
+    turns = [
+        Turn(message=1, prompt_token_ids=[1], token_ids=[2, 3, 4], ids_source="engine", completion_tokens=3),
+        Turn(message=3, prompt_token_ids=[1, 5], token_ids=[6, 7, 8], ids_source="engine", completion_tokens=3),
+    ]
+    return samples.make("train-000000", key, **({"messages": messages, "turns": turns} | changes))
+
+
+def test_every_finished_turn_of_a_conversation_is_a_row_of_its_own_on_its_own_prompt(
+    run: Run, knobs: Trainer, samples: Any
+) -> None:
+    samples.prompts("train-000000", 1)
+    run.commit("train-000000", [a_conversation(samples, "c", prompt_token_ids=[1, 9], token_ids=[3, 4, 5, 6])])
+    run.seal({})
+
+    rows = {row.key: row for step in take(feed(run, knobs), 1) for batch in step.batches for row in batch}
+
+    assert {key: (row.ids.tolist(), row.num_prompt_tokens) for key, row in rows.items()} == {
+        "c": ([1, 2, 3, 4], 1),
+        "c.1": ([1, 5, 6, 7, 8], 2),
+        "c.2": ([1, 9, 3, 4, 5, 6], 2),
+    }
+
+
+def test_a_conversation_that_failed_gives_its_finished_turns_and_its_failed_turn_once_it_is_answered(
+    run: Run, knobs: Trainer, samples: Any
+) -> None:
+    samples.prompts("train-000000", 1)
+    samples.prompts("train-000001", 1)
+    run.commit("train-000000", [a_conversation(samples, "c", outcome="failed", token_ids=[], ids_source="none")])
+    data = feed(run, knobs)
+    stream = data.steps(START, 1)
+    assert sorted(flat(keys([next(stream)]))) == ["c", "c.1"]
+    assert data.not_trained == {"failed": 1}
+
+    run.commit("train-000001", [a_conversation(samples, "c")])
+    run.seal({})
+
+    assert keys([next(stream)]) == [["c.2"]]
+    assert data.not_trained == {}
+
+
+def test_ids_that_differ_from_usage_cost_their_turn_alone(run: Run, knobs: Trainer, samples: Any) -> None:
+    sound = a_conversation(samples, "c")
+    samples.prompts("train-000000", 1)
+    run.commit("train-000000", [replace(sound, turns=[replace(sound.turns[0], completion_tokens=4), sound.turns[1]])])
+    run.seal({})
+
+    data = feed(run, knobs)
+
+    assert sorted(flat(epoch_0(data))) == ["c.1", "c.2"]
+    assert data.not_trained == {"ids_differ_from_usage": 1}
 
 
 def test_held_out_shards_are_counted_and_never_admitted(run: Run, knobs: Trainer, samples: Any) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from draftfleet.errors import BadRequest, Mismatch, Overload, Transient, Unauthorized
 from draftfleet.records import Prompt
-from draftfleet.settings import Sampling
+from draftfleet.settings import Sampling, Variant
 from draftfleet.testing import FakeServer
 from draftfleet.tokens import TargetTokenizer, load
 from workers import canary, dialects
@@ -42,25 +42,37 @@ def check(server: FakeServer, **changes: Any) -> CanaryReport:
 
             async with session.get(server.url + "/v1/models") as response:
                 models, headers = await response.json(), dict(response.headers)
-            name = dialects.detect(models, "", headers)
+            name = changes.pop("dialect", None) or dialects.detect(models, "", headers)
             assert name is not None
             wanted = {"model": "tiny", "sampling": THINKING, "prompt": PROMPT, "tokenizer": None}
             wanted |= {"request_timeout_s": 1800.0, **changes}
             return await canary.check(
-                post, server="http://node:8000", dialect=dialects.load(name), models=models, **wanted
+                post,
+                server="http://node:8000",
+                dialect=dialects.load(name) if isinstance(name, str) else name,
+                models=models,
+                **wanted,
             )
 
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("shape", ["vllm", "transformers", "openai"])
-def test_a_sound_server_passes_without_a_word(shape: str, tokenizer: TargetTokenizer) -> None:
+@pytest.mark.parametrize(
+    ("shape", "dialect"),
+    [
+        *[(name, name) for name in ("vllm", "sglang", "llamacpp", "transformers", "openai")],
+        ("vllm-0.10", "vllm"),
+        ("sglang", "sglang-native"),
+        ("llamacpp", "llamacpp-native"),
+    ],
+)
+def test_a_sound_server_passes_without_a_word(shape: str, dialect: str, tokenizer: TargetTokenizer) -> None:
     with FakeServer(shape=shape, model="tiny", tokenizer=str(TINY_TARGET)) as server:
-        report = check(server, tokenizer=tokenizer)
+        report = check(server, tokenizer=tokenizer, dialect=dialect)
 
         assert server.stats()["requests"] == 1
     assert report.warnings == ()
-    assert report.dialect == shape
+    assert report.dialect == dialect
     assert report.completion.reasoning
     assert report.completion.outcome == "ok"
     assert 0 < report.seconds_per_token <= report.seconds
@@ -291,3 +303,56 @@ def test_a_slow_first_answer_does_not_refuse_a_timeout_that_is_long_enough() -> 
         report = asyncio.run(run())
 
     assert report.seconds < slow
+
+
+@pytest.mark.parametrize(("shape", "dialect"), [("sglang", "sglang-native"), ("llamacpp", "llamacpp-native")])
+def test_a_server_that_is_asked_with_ids_needs_the_target(shape: str, dialect: str) -> None:
+    with FakeServer(shape=shape, model="tiny") as server:
+        with pytest.raises(Mismatch, match=r"asked with token ids, and target\.path is not set"):
+            check(server, dialect=dialect)
+
+        assert server.stats()["requests"] == 0
+
+
+def test_a_server_that_reads_our_ids_as_more_is_another(tokenizer: TargetTokenizer) -> None:
+    class Counting:
+        """A dialect that counts one token more, as where a server puts a mark of its own before the prompt."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(dialects.load("llamacpp-native"), name)
+
+        def parse(self, body: dict[str, Any]) -> dialects.Completion:
+            return dialects.load("llamacpp-native").parse({**body, "tokens_evaluated": body["tokens_evaluated"] + 1})
+
+    with (
+        FakeServer(shape="llamacpp", model="tiny", tokenizer=str(TINY_TARGET)) as server,
+        pytest.raises(Mismatch, match="reads the first prompt as"),
+    ):
+        check(server, tokenizer=tokenizer, dialect=Counting())
+
+
+def test_a_run_that_thinks_in_a_share_of_its_rows_is_tried_both_ways() -> None:
+    both = Sampling(max_tokens=256, thinking_share=0.5)
+    never_off = both.model_copy(update={"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}})
+
+    with FakeServer(shape="vllm", model="tiny") as server:
+        sound = check(server, sampling=both)
+        num_asked = server.stats()["requests"]
+        stubborn = check(server, sampling=never_off)
+        server.fault("no_reasoning")
+        with pytest.raises(Mismatch, match=re.escape("sends no reasoning, and sampling.thinking is true")):
+            check(server, sampling=both)
+
+    assert num_asked == 2
+    assert sound.completion.reasoning
+    assert not [warning for warning in sound.warnings if "reasoning" in warning]
+    assert any("is false (asked with thinking = false)" in warning for warning in stubborn.warnings)
+
+
+def test_a_variant_that_has_no_room_is_found_before_its_rows_are_asked() -> None:
+    mixed = Sampling(max_tokens=64, mixture=[Variant(temperature=1), Variant(max_tokens=4096)])
+
+    with FakeServer(shape="vllm", model="tiny", max_model_len=1024) as server, pytest.raises(Mismatch) as error:
+        check(server, sampling=mixed)
+
+    assert "sampling.max_tokens = 4096 leaves no room" in str(error.value)

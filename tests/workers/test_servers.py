@@ -92,6 +92,41 @@ def test_the_model_is_found_on_the_servers_and_its_dialect_and_context_with_it()
     asyncio.run(with_client(scenario))
 
 
+@pytest.mark.parametrize(("shape", "tokens"), [("vllm", 512), ("vllm-0.10", 512), ("sglang", 512), ("llamacpp", 512)])
+def test_each_server_is_known_with_its_context(shape: Any, tokens: int) -> None:
+    async def scenario(client: Client) -> None:
+        with FakeServer(model="tiny", shape=shape, max_model_len=tokens) as server:
+            servers = Servers(client, Worker(), "tiny")
+            servers.set(expand([server.url]), Worker())
+            await servers.wait_ready(20)
+
+            [ready] = servers.ready
+            assert shape.partition("-")[0] == ready.dialect.NAME
+            assert ready.context_tokens == tokens
+            assert ready.gauges is not None
+            assert ready.gauges.running == 0
+
+    asyncio.run(with_client(scenario))
+
+
+def test_ollama_is_refused_with_the_reason_unless_it_is_asked_for() -> None:
+    async def scenario(client: Client) -> None:
+        with FakeServer(model="tiny", shape="ollama") as server:
+            servers = Servers(client, Worker(), "tiny")
+            servers.set(expand([server.url]), Worker())
+            with pytest.raises(Mismatch, match=r"cuts a prompt .* without a word, and gives no token ids") as caught:
+                await servers.wait_ready(20)
+            assert server.url in str(caught.value)
+            assert 'worker.dialect = "ollama"' in str(caught.value)
+
+            forced = Servers(client, knobs := Worker(dialect="ollama"), "tiny")
+            forced.set(expand([server.url]), knobs)
+            await forced.wait_ready(20)
+            assert [one.dialect.NAME for one in forced.ready] == ["ollama"]
+
+    asyncio.run(with_client(scenario))
+
+
 def test_a_mismatch_names_every_server_with_what_it_serves() -> None:
     async def scenario(client: Client) -> None:
         with FakeServer(model="one") as one, FakeServer(model="two") as two:
@@ -210,12 +245,12 @@ def test_a_look_that_raises_what_nobody_foresaw_is_not_the_last_one(caplog: pyte
     async def scenario(client: Client) -> None:
         look, looks = client.look, 0
 
-        async def odd(url: str) -> Look:
+        async def odd(url: str, *, is_new: bool = False) -> Look:
             nonlocal looks
             looks += 1
             if looks == 1:
                 raise RuntimeError("odd")
-            return await look(url)
+            return await look(url, is_new=is_new)
 
         client.look = odd
         with FakeServer(model="tiny") as server:

@@ -20,10 +20,22 @@ from draftfleet.settings import Sampling
 
 DIALECTS = {
     "vllm": "workers.dialects.vllm",
+    "sglang": "workers.dialects.sglang",
+    "sglang-native": "workers.dialects.sglang_native",
+    "llamacpp": "workers.dialects.llamacpp",
+    "llamacpp-native": "workers.dialects.llamacpp_native",
     "transformers": "workers.dialects.transformers",
+    "ollama": "workers.dialects.ollama",
     "openai": "workers.dialects.openai",
 }
 """Name of a dialect and its module, in the order in which `detect` asks. `openai` fits any server, so it is last."""
+
+UNSUITABLE = {
+    "ollama": "it is Ollama, which cuts a prompt that is over its context without a word, and gives no token ids: what "
+    "the model saw and said cannot be known. Serve the model with vLLM, SGLang or llama.cpp; "
+    'worker.dialect = "ollama" takes it all the same'
+}
+"""Why a server that speaks this dialect is left out, unless worker.dialect names it."""
 
 
 _SURROGATES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
@@ -126,12 +138,14 @@ def load(name: str) -> Dialect:
     return cast(Dialect, importlib.import_module(DIALECTS[name]))
 
 
-def detect(models: Mapping[str, Any], metrics: str, headers: Mapping[str, str]) -> str | None:
+def detect(models: Mapping[str, Any], metrics: str, headers: Mapping[str, str], greeting: str = "") -> str | None:
     """Which dialect a server speaks, from its answers before any prompt was sent. None if nothing tells.
 
     `models` is the body of GET /v1/models, `metrics` the text of GET /metrics ("" if there is none), `headers` those of
-    either answer.
+    either answer, `greeting` the text of GET / ("" if not asked).
     """
+    if greeting.startswith("Ollama"):
+        return "ollama"
     return next((name for name in DIALECTS if load(name).recognizes(models, metrics, headers)), None)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from array import array
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -12,7 +13,7 @@ from typing import Any, cast
 
 from draftfleet.errors import BadRequest, Mismatch, Overload, ServerError, Transient, Unauthorized
 from draftfleet.records import Outcome
-from workers.dialects import Ask, Completion, Request, start_of
+from workers.dialects import Ask, Completion, Request, asking, start_of
 
 NAME = "openai"
 GIVES_TOKEN_IDS = False
@@ -31,19 +32,13 @@ _NO_SUCH_MODEL = re.compile(r"model\b.*\b(does not exist|not found)|no such mode
 
 
 def request(ask: Ask) -> Request:
-    sampling = ask.sampling
-    body: dict[str, Any] = {"model": ask.model, "messages": ask.messages, "max_tokens": sampling.max_tokens}
-    optional = {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "seed": ask.seed,
-        "tools": ask.tools or None,
-    }
-    body |= {key: value for key, value in optional.items() if value is not None}
-    extra = dict(sampling.extra_body)
+    """Knobs that OpenAI's API does not have, such as `top_k`, are sent under vLLM's names: most servers take them."""
+    body, sampling = asking.chat(ask), ask.sampling
+    if sampling.reasoning_effort is not None:
+        body["reasoning_effort"] = sampling.reasoning_effort
     if sampling.thinking is not None:
-        body["chat_template_kwargs"] = {"enable_thinking": sampling.thinking, **extra.pop("chat_template_kwargs", {})}
-    return Request(CHAT, body | extra)
+        body["chat_template_kwargs"] = {"enable_thinking": sampling.thinking}
+    return Request(CHAT, asking.merged(body, sampling.extra_body))
 
 
 def continuation(ask: Ask) -> Request | None:
@@ -51,20 +46,19 @@ def continuation(ask: Ask) -> Request | None:
 
 
 def parse(body: dict[str, Any]) -> Completion:
+    """A chat completion, or a completion of text."""
     try:
         choice = body["choices"][0]
-        message: dict[str, Any] = choice["message"]
+        is_text = "message" not in choice and isinstance(choice.get("text"), str)
+        message: dict[str, Any] = {"content": choice["text"]} if is_text else choice["message"]
         finish_reason = choice.get("finish_reason")
         usage: dict[str, Any] = body.get("usage") or {}
-        content = _text_or_none(message.get("content"))
+        content = text_or_none(message.get("content"))
         tool_calls: list[dict[str, Any]] | None = message.get("tool_calls") or None
         model = str(body.get("model") or "")
-        outcome = outcome_of(_text_or_none(finish_reason))
+        outcome = outcome_of(text_or_none(finish_reason))
     except (KeyError, IndexError, TypeError, AttributeError):
-        shown = start_of(json.dumps(body, ensure_ascii=False))
-        raise Transient(
-            "the server answered 200 with a body that is no chat completion", status=200, body=shown, kind="unusable"
-        ) from None
+        raise no_completion(body) from None
     reasoning, source, content = split_reasoning(message, content)
     return Completion(
         model=model,
@@ -74,8 +68,15 @@ def parse(body: dict[str, Any]) -> Completion:
         reasoning_source=source,
         content=content,
         tool_calls=tool_calls,
-        prompt_tokens=_count(usage, "prompt_tokens"),
-        completion_tokens=_count(usage, "completion_tokens"),
+        prompt_tokens=count(usage, "prompt_tokens"),
+        completion_tokens=count(usage, "completion_tokens"),
+    )
+
+
+def no_completion(body: object) -> Transient:
+    shown = start_of(json.dumps(body, ensure_ascii=False))
+    return Transient(
+        "the server answered 200 with a body that is no chat completion", status=200, body=shown, kind="unusable"
     )
 
 
@@ -149,12 +150,32 @@ def model_entries(models: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [cast(dict[str, Any], entry) for entry in entries if isinstance(entry, dict) and "id" in entry]
 
 
-def _text_or_none(value: object) -> str | None:
+def context_tokens(entry: Mapping[str, Any]) -> int | None:
+    """The longest prompt + completion that a model's entry in /v1/models tells: vLLM and SGLang as `max_model_len`,
+    llama.cpp as `meta.n_ctx`."""
+    meta: object = entry.get("meta")
+    said = (entry.get("max_model_len"), cast(dict[str, Any], meta).get("n_ctx") if isinstance(meta, dict) else None)
+    return next((tokens for tokens in said if isinstance(tokens, int) and tokens > 0), None)
+
+
+def text_or_none(value: object) -> str | None:
     if value is not None and not isinstance(value, str):
         raise TypeError(f"{value!r} is no text")
     return value
 
 
-def _count(usage: Mapping[str, Any], key: str) -> int:
+def count(usage: Mapping[str, Any], key: str) -> int:
+    """-1 where it is not given."""
     value = usage.get(key)
     return value if isinstance(value, int) and 0 <= value <= MOST_TOKENS else -1
+
+
+def token_ids(value: object) -> list[int] | None:
+    """None where the server gives none. Raises Transient on what is no list of ids."""
+    if not isinstance(value, list):
+        return None
+    try:
+        array("i", cast(list[int], value))  # fits the column of a shard; at the speed of C
+    except (TypeError, OverflowError) as error:
+        raise Transient(f"the server answered 200 with token ids that are none: {error}.") from None
+    return cast(list[int], value)

@@ -164,3 +164,45 @@ def test_texts_with_every_kind_of_line_break_survive_the_shard(
     produce(configure(write(tmp_path / "data.jsonl", [json.dumps({"prompt": text}) + "\n"])), progress=False)
 
     assert contents(Run.open(storage, "run")) == {text: 1}
+
+
+def test_a_mixture_is_told_source_by_source_and_recognised_when_it_is_produced_again(
+    configure: Configure, storage: FileStorage, tmp_path: Path, questions: Questions, write: Write
+) -> None:
+    write(tmp_path / "easy.jsonl", [*questions(30), *questions(2), "{\n"])
+    write(tmp_path / "hard.jsonl", [*questions(3), *(line.replace("times", "minus") for line in questions(20))])
+    sources = [{"data": str(tmp_path / f"{name}.jsonl"), "weight": 1} for name in ("easy", "hard")]
+    settings = configure("", producer__sources=sources, producer__until="all")
+
+    report = produce(settings, progress=False)
+    again = produce(settings, progress=False)
+
+    asked = [
+        prompt
+        for batch in Run.open(storage, "run").batches()
+        for prompt in Run.open(storage, "run").read_prompts(batch)
+    ]
+    assert Counter(prompt.source for prompt in asked) == {"easy": 30, "hard": 20}
+    assert (report.lines, report.prompts, report.duplicates, report.malformed) == (56, 50, 5, 1)
+    told = [
+        {key: one[key] for key in ("name", "lines", "prompts", "new", "duplicates", "malformed", "ended")}
+        for one in report.sources
+    ]
+    assert told == [
+        {"name": "easy", "lines": 33, "prompts": 30, "new": 30, "duplicates": 2, "malformed": 1, "ended": True},
+        {"name": "hard", "lines": 23, "prompts": 20, "new": 20, "duplicates": 3, "malformed": 0, "ended": True},
+    ]
+    assert (again.already_read, again.new, again.already) == (True, 0, 50)
+    assert [(one["new"], one["already"]) for one in again.sources] == [(0, 30), (0, 20)]
+
+
+def test_a_larger_sample_of_the_same_seed_adds_only_what_is_new(
+    configure: Configure, storage: FileStorage, tmp_path: Path, questions: Questions, write: Write
+) -> None:
+    data = write(tmp_path / "data.jsonl", questions(200))
+
+    first = produce(configure(data, producer__sample=20), progress=False)
+    second = produce(configure(data, producer__sample=50), progress=False)
+
+    assert (first.new, first.rejected_for) == (20, {"not in the sample": 180})
+    assert (second.new, second.already, second.run_prompts) == (30, 20, 50)
