@@ -84,3 +84,6 @@ class Export(Section):
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         default="auto", description="Of the exported weights. auto: the target's, which engines convert to anyway."
     )
+    target_name: str | None = Field(
+        default=None, description="Name of the target for others, as on the hub: ORG/NAME. Unset: target.path."
+    )

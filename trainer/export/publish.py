@@ -1,0 +1,38 @@
+"""`draftfleet export`: the folders, and on request one of them on the hub."""
+
+from __future__ import annotations
+
+from draftfleet.errors import SettingsError
+from draftfleet.hub import Hub, Place
+from draftfleet.settings import Settings
+from trainer.export import FORMATS, export
+from trainer.export.folder import Manifest
+
+
+def publish(
+    settings: Settings,
+    formats: list[str],
+    *,
+    hub: Place | None = None,
+    overwrite: bool = False,
+    license: str | None = None,
+) -> dict[str, str]:
+    """Export, and upload the one format that is named. Returns the folders by format, and the upload's address.
+
+    Whether the hub can take it is asked before anything is written. Raises what `export` does, and HubError.
+    """
+    pushing = None
+    if hub is not None:
+        if len(formats) != 1:
+            raise SettingsError(
+                f"--push-to-hub {hub.repo}: a repository holds one format; name it with --format: {', '.join(FORMATS)}."
+            )
+        pushing = Hub(hub)
+        pushing.check(overwrite=overwrite)
+    folders = export(settings, formats, license=license)
+    said = {name: str(folder) for name, folder in folders.items()}
+    if pushing is not None:
+        folder = folders[formats[0]]
+        manifest = Manifest.read(folder)
+        said["hub"] = pushing.push(folder, f"{manifest.drafter}, step {manifest.step}, for {manifest.format}")
+    return said
