@@ -11,7 +11,7 @@ Read in SGLang 0.5.23. Its rules, with the file that has each:
                                   takes the target's head
     models/llama.py               an embedding is shared only with a target of the drafter's own width
     models/deepseek_v2.py         adds 1 to EAGLE-3's ids only where the first one is 1, else takes them as B ids;
-                                  Kimi-K2's family runs through it
+                                  Kimi-K2's family runs through it, and glm4_moe_lite.py does the same
     models/dflash.py              `fc` as wide as layers times the width; layers of full or sliding attention; SiLU;
                                   no head and no vocabulary of its own
     speculative/dflash_utils.py   layers within the target; a sliding window where a layer slides; the mask's id an
@@ -34,8 +34,8 @@ __all__ = ["tensor_name"]
 
 FOREIGN = (*native.FOREIGN, "eagle_aux_hidden_state_layer_ids", "eagle_config", "dflash_config")
 
-DEEPSEEK = ("Deepseek", "KimiK2", "KimiLinear", "MistralLarge3", "GlmMoeDsa")
-"""How the architectures begin whose EAGLE-3 ids go through deepseek_v2.py."""
+DEEPSEEK = ("DeepseekV", "KimiK2", "KimiVL", "MistralLarge3", "GlmMoeDsa", "Glm4MoeLite", "DotsVLM")
+"""How the architectures begin whose EAGLE-3 ids go through deepseek_v2.py or glm4_moe_lite.py."""
 
 
 def config(drafter: DrafterConfig, dtype: str, target: Verifier) -> dict[str, Any]:
