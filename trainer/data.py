@@ -56,10 +56,10 @@ class Kept:
     ids: Tensor  # (T,) int32
     num_prompt_tokens: int
 
-    def row(self) -> Row:
+    def row(self, epoch: int = 0) -> Row:
         mask = torch.ones(len(self.ids), dtype=torch.bool)
         mask[: self.num_prompt_tokens] = False
-        return Row(self.key, self.ids.long(), mask)
+        return Row(self.key, self.ids.long(), mask, epoch)
 
 
 class Position(NamedTuple):
@@ -92,6 +92,7 @@ class Step(NamedTuple):
     """The batches of one optimizer step, over all processes, and where the next step begins."""
 
     batches: list[list[Kept]]
+    epochs: list[int]  # of each batch
     then: Position
 
 
@@ -209,7 +210,7 @@ class Feed:
         """
         batches = self._batches(position)
         while len(step := list(islice(batches, num_batches))) == num_batches:
-            yield Step([rows for rows, _ in step], step[-1][1])
+            yield Step([rows for rows, _ in step], [then.epoch for _, then in step], step[-1][1])
 
     def _batches(self, position: Position) -> Iterator[tuple[list[Kept], Position]]:
         epoch, part, first = position

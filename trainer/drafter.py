@@ -59,8 +59,12 @@ class DrafterConfig:
     mask_token_id: int = -1
     layer_types: list[str] = field(default_factory=list[str])
     sliding_window: int | None = None
-    causal: bool = False
-    """Whether a drafted slot sees only those before it, in layers of full attention."""
+    causal: bool | None = None
+    """Whether a slot sees only the slots before it. None: in sliding layers alone, as engines take it."""
+    anchors: int = 512
+    slot_weights: Literal["decay", "dpace"] = "decay"
+    slot_decay: float = 4.0
+    dpace_alpha: float = 0.5
 
     extra: dict[str, Any] = field(default_factory=dict)
 

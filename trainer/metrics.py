@@ -77,7 +77,11 @@ class Meter:
     def report(self, state: State, feed: Feed, *, rate: float, norm: float) -> None:
         """Log the averages and begin anew."""
         tokens = max(self._window["tokens"], 1)
-        averages = {name: value / tokens for name, value in self._window.items() if name not in begin()}
+        averages = {
+            name: value / (self._window[f"count_{name.rpartition('_')[2]}"] or tokens)
+            for name, value in self._window.items()
+            if name not in begin() and not name.startswith("count_")
+        }
         loss = self._window["loss"] / max(self._window["weight"], 1e-9)
         accuracy = _by_position(averages)
         busy_s = time.monotonic() - self._since - (feed.waited_s - self._waited_s)

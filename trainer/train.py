@@ -75,7 +75,7 @@ def train(settings: Settings, stop: threading.Event) -> bool:
         team.leave()
         return True
     torch.manual_seed(knobs.seed)
-    target = targets.load(settings, knobs.layers, device)
+    target = targets.load(settings, algorithms.layers(settings), device)
     algorithm = algorithms.build(algorithms.configure(settings, target), target)
     finished = fit(
         run, knobs, target, algorithm, team,
@@ -252,8 +252,8 @@ def _own_batches(
     """
     for step in feed.steps(position, num_batches):
         positions.append(step.then)
-        for batch in step.batches[team.rank :: team.size]:
-            yield [kept.row() for kept in batch]
+        for batch, epoch in list(zip(step.batches, step.epochs, strict=True))[team.rank :: team.size]:
+            yield [kept.row(epoch) for kept in batch]
 
 
 def _latest(folder: Path, team: Team) -> Path | None:

@@ -20,7 +20,7 @@ class Trainer(Section):
     target: Literal["hf"] = Field(default="hf", description="How hidden states are had: hf (in this process).")
     layers: list[NonNegativeInt] | None = Field(
         default=None,
-        description="Layers whose outputs the drafter sees, 0-based. Unset: the second, the middle, the fourth last.",
+        description="Layers whose outputs the drafter sees, 0-based. Unset: three for eagle3, five for dflash.",
     )
     ttt_steps: PositiveInt = Field(
         default=3, description="Training-time test: draft steps unrolled in training. Match serving."
@@ -65,6 +65,27 @@ class DFlash(Section):
     block_size: int = Field(
         default=16, ge=2, description="Tokens of a block: the one that the target chose, and those drafted after it."
     )
+    anchors: PositiveInt = Field(default=512, description="Blocks of a sample, in each epoch at other places.")
+    mask_token_id: NonNegativeInt | None = Field(
+        default=None, description="Stands in the slots to be drafted: a token never generated. Unset: a spare one."
+    )
+    layer_types: list[Literal["full_attention", "sliding_attention"]] | None = Field(
+        default=None, description="Of each layer of the drafter. Unset: full attention."
+    )
+    sliding_window: PositiveInt | None = Field(
+        default=None, description="Positions that a sliding layer sees, the slot's own included."
+    )
+    causal: bool | None = Field(
+        default=None,
+        description="Whether a slot sees only the slots before it. Unset: in sliding layers alone, as engines take it.",
+    )
+    weights: Literal["decay", "dpace"] = Field(
+        default="decay", description="Of the slots in the loss: falling with the slot, or with what the draft reaches."
+    )
+    gamma: PositiveFloat | None = Field(
+        default=None, description="decay: slots until a weight has fallen to 37 %. Unset: 4 for blocks of 8, 7 of 16."
+    )
+    alpha: float = Field(default=0.5, ge=0, le=1, description="dpace: a slot counts as right by this much at least.")
 
 
 class Evaluation(Section):

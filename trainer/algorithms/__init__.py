@@ -10,14 +10,16 @@ from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
+from transformers import AutoConfig
 
 from draftfleet.errors import SettingsError
 from draftfleet.settings import Settings
 from trainer.drafter import DrafterConfig
-from trainer.targets import Captured, Target
+from trainer.targets import Captured, Target, default_layers
 
-ALGORITHMS = {"eagle3": "trainer.algorithms.eagle3"}
-"""Each module has `configure(settings, target) -> DrafterConfig` and `build(config, target) -> Algorithm`."""
+ALGORITHMS = {"eagle3": "trainer.algorithms.eagle3", "dflash": "trainer.algorithms.dflash"}
+"""Each module has `configure(settings, target) -> DrafterConfig` and `build(config, target) -> Algorithm`; it may have
+`default_layers(num_layers) -> list[int]`, where it sees other layers than `trainer.targets.default_layers`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,8 @@ class Loss:
     total: Tensor  # scalar, summed over tokens
     num_tokens: int  # with a loss; each of them has one at every draft step
     weight: float  # what `total` is divided by: `num_tokens`, or the sum of their weights
-    metrics: dict[str, Tensor]  # sums, each divided by `num_tokens` when logged: loss_0, accuracy_0, acceptance_0, ...
+    metrics: dict[str, Tensor]
+    """Sums by draft step: loss_0, accuracy_0, acceptance_0, ...; divided by `count_0`, ..., else `num_tokens` in logs."""
 
 
 class Draft(NamedTuple):
@@ -77,6 +80,18 @@ def _module(name: str) -> Any:
     if name not in ALGORITHMS:
         raise SettingsError(f"trainer.algorithm = {name}: unknown; known are {', '.join(ALGORITHMS)}.")
     return import_module(ALGORITHMS[name])
+
+
+def layers(settings: Settings) -> list[int] | None:
+    """Those that are set, else the algorithm's own. None if the target does not say how deep it is: it will say why."""
+    if settings.trainer.layers is not None or not settings.target.path:
+        return settings.trainer.layers
+    try:
+        config = AutoConfig.from_pretrained(settings.target.path).get_text_config()
+    except (OSError, ValueError, KeyError):
+        return None
+    choose = getattr(_module(settings.trainer.algorithm), "default_layers", default_layers)
+    return choose(config.num_hidden_layers)
 
 
 def configure(settings: Settings, target: Target) -> DrafterConfig:
