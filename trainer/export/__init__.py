@@ -37,7 +37,8 @@ from trainer.export.check import check, refusals
 from trainer.export.folder import CARD, CONFIG, MANIFEST, TENSORS, Manifest, Verifier, trained
 from trainer.export.formats import FORMATS, format_named
 from trainer.export.formats import serve_command as _serve_command
-from trainer.export.target import facts, licence
+from trainer.export.shapes import EMBEDDING
+from trainer.export.target import embedding, facts, licence
 
 __all__ = ["FORMATS", "check", "export", "serve_command"]
 
@@ -55,6 +56,8 @@ class _Source:
     tensors: dict[str, Tensor]
     dtype: str
     target: Verifier
+    path: str
+    """Of the target."""
     license: str | None
 
 
@@ -100,7 +103,7 @@ def _source(settings: Settings, license: str | None) -> _Source:
     dtype, architectures = _of_target(settings, path)
     target = Verifier(settings.export.target_name or _absolute(path), architectures)
     step = checkpoint.step_of(newest)
-    return _Source(run, name, step, config, tensors, dtype, target, license or licence(path))
+    return _Source(run, name, step, config, tensors, dtype, target, path, license or licence(path))
 
 
 def _of_target(settings: Settings, path: str) -> tuple[str, list[str]]:
@@ -169,9 +172,12 @@ def _write(folder: Path, source: _Source, format_name: str) -> None:
         draftfleet=draftfleet.__version__,
     )
     dtype = getattr(torch, source.dtype)
+    tensors = {format.tensor_name(name): tensor for name, tensor in source.tensors.items()}
+    if source.config.algorithm in format.WITH_EMBEDDING:
+        tensors[EMBEDDING] = embedding(source.path, source.config.vocab_size, source.config.hidden_size)
     tensors = {
-        format.tensor_name(name): (tensor.to(dtype) if tensor.is_floating_point() else tensor).contiguous()
-        for name, tensor in source.tensors.items()
+        name: (tensor.to(dtype) if tensor.is_floating_point() else tensor).contiguous()
+        for name, tensor in tensors.items()
     }
     folder.mkdir(parents=True)
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")

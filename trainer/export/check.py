@@ -21,7 +21,7 @@ from trainer.drafter import DrafterConfig
 from trainer.export import fields, native
 from trainer.export.folder import CONFIG, TENSORS, Manifest, Verifier
 from trainer.export.formats import Format, format_named
-from trainer.export.shapes import Shape, is_reduced, shapes
+from trainer.export.shapes import EMBEDDING, Shape, is_reduced, shapes
 
 ABSENT = object()
 
@@ -68,6 +68,8 @@ def _problems(folder: Path, format: Format, drafter: DrafterConfig | None) -> It
     yield from refusals_of_all(described)
     yield from format.refusals(described, target)
     names = {format.tensor_name(name): shape for name, shape in shapes(described).items()}
+    if described.algorithm in format.WITH_EMBEDDING:
+        names[EMBEDDING] = Shape((described.vocab_size, described.hidden_size))
     yield from _tensor_problems(folder / TENSORS, names, config["dtype"])
 
 

@@ -25,6 +25,9 @@ class Format(Protocol):
     FOREIGN: tuple[str, ...]
     """Fields that may not be there: other places for what is told, or what the engine would act on."""
 
+    WITH_EMBEDDING: tuple[str, ...]
+    """Algorithms whose folders hold a copy of the target's embedding."""
+
     def config(self, drafter: DrafterConfig, dtype: str, target: Verifier) -> dict[str, Any]:
         """config.json."""
         ...

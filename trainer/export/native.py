@@ -18,6 +18,8 @@ from trainer.export.shapes import draft_vocab_size
 
 FLAGS = ("norm_before_residual", "norm_before_fc", "norm_output", "fc_norm")
 SLIDING = "sliding_attention"
+WITH_EMBEDDING: tuple[str, ...] = ()
+"""Both engines share the target's, and one that differs from it would be used as it is."""
 
 FOREIGN = (*fields.FOREIGN, "target_layer_ids", "dspark_target_layer_ids", "is_causal", "mask_token")
 UNKNOWN = (

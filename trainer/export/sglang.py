@@ -28,9 +28,9 @@ from typing import Any
 from trainer.drafter import DrafterConfig
 from trainer.export import native
 from trainer.export.folder import Verifier
-from trainer.export.native import tensor_name
+from trainer.export.native import WITH_EMBEDDING, tensor_name
 
-__all__ = ["tensor_name"]
+__all__ = ["WITH_EMBEDDING", "tensor_name"]
 
 FOREIGN = (*native.FOREIGN, "eagle_aux_hidden_state_layer_ids", "eagle_config", "dflash_config")
 

@@ -1,7 +1,4 @@
-"""The tensors of a drafter: names as in training, shapes and kinds.
-
-An embedding is in none: every engine shares the target's, and one that differs from it would be used as it is.
-"""
+"""The tensors of a drafter: names as in training, shapes and kinds. The embedding is the target's, none of them."""
 
 # H hidden size of the drafter, D of the target, K chosen layers, I intermediate size, V vocabulary, d head size
 
@@ -16,6 +13,9 @@ class Shape(NamedTuple):
     sizes: tuple[int, ...]
     dtype: str = ""
     """Unset: that of the weights."""
+
+
+EMBEDDING = "embed_tokens.weight"
 
 
 def shapes(drafter: DrafterConfig) -> dict[str, Shape]:

@@ -3,8 +3,9 @@
     trained on the outputs of layers   [1, 3, 4]   A ids, counted from 0
     written                            [2, 4, 5]   B ids; vLLM takes 1 off again for DFlash
 
-Read in speculators 0.9.0 and vLLM 0.32. Embedding and, for DFlash, head are left out: speculators loads them from the
-target that `verifier.name_or_path` names, vLLM shares those of the target that it serves.
+Read in speculators 0.9.0 and vLLM 0.32. For DFlash embedding and head are left out: speculators loads them from the
+target that `verifier.name_or_path` names, vLLM shares those of the target that it serves. For EAGLE-3 the embedding is
+written: without it speculators takes what is in memory by chance, if that has no NaN, for an embedding.
 
 Causality of DFlash: speculators says by `sliding_window_non_causal` whether layers of sliding attention are free of it
 and has it never in full attention; vLLM takes the flag for all layers. So it is true where no layer is causal and false
@@ -25,6 +26,8 @@ from trainer.export.shapes import draft_vocab_size
 FOREIGN = (*fields.FOREIGN, "eagle_config", "dflash_config", "target_layer_ids", "model_type")
 VERSION = "0.9.0"
 CLASSES = {"eagle3": "Eagle3Speculator", "dflash": "DFlashSpeculator"}
+
+WITH_EMBEDDING = ("eagle3",)
 
 serve_command = vllm.serve_command
 

@@ -1,13 +1,17 @@
-"""What a target's folder says that an export depends on: its type, its architecture, its licence."""
+"""What a target's folder says that an export depends on: its type, its architecture, its licence, its embedding."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from draftfleet.errors import TargetError
 
@@ -41,3 +45,37 @@ def licence(path: str) -> str | None:
     front = re.match(r"---\n(.*?)\n---", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
     found = re.search(r"^license:\s*(\S+)\s*$", front[1], re.MULTILINE) if front else None
     return found[1].strip("\"'") if found else None
+
+
+NAMES = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight")
+"""How the name of an input embedding ends."""
+
+
+def embedding(path: str, vocab_size: int, width: int) -> Tensor:
+    """Read alone, without the rest of the weights. Raises TargetError."""
+    try:
+        for file, names in _files(path):
+            with safe_open(file, framework="pt") as opened:
+                for name in names or opened.keys():
+                    if name.endswith(NAMES) and tuple(opened.get_slice(name).get_shape()) == (vocab_size, width):
+                        return opened.get_tensor(name)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise TargetError(f"the embedding of the target {path or '(unset)'} cannot be read: {error}") from None
+    raise TargetError(
+        f"the target {path or '(unset)'} has no embedding of {vocab_size} tokens and width {width} in its safetensors: "
+        "set target.path to the target that the drafter was trained for."
+    )
+
+
+def _files(path: str) -> Iterator[tuple[str, list[str]]]:
+    """The files that may hold it, each with the names of its embeddings where an index tells them."""
+    from transformers.utils import cached_file  # noqa: PLC0415
+
+    index = cached_file(path, "model.safetensors.index.json", _raise_exceptions_for_missing_entries=False)
+    if index is None:
+        yield str(cached_file(path, "model.safetensors")), []
+        return
+    files = json.loads(Path(index).read_text())["weight_map"]
+    for name, file in files.items():
+        if name.endswith(NAMES):
+            yield str(cached_file(path, file)), [name]

@@ -21,7 +21,6 @@ from trainer.checkpoint import State
 from trainer.data import Journal
 from trainer.drafter import DrafterConfig
 
-TARGET = Path(__file__).parents[3] / "examples" / "tiny-target"
 H, D, INNER, V, Q, KV, HEAD = 64, 64, 96, 128, 4 * 32, 2 * 32, 32
 
 Edit = Callable[[dict[str, Any]], object]
@@ -35,7 +34,7 @@ class Drafter:
 
 def shared(**changes: Any) -> dict[str, Any]:
     return {
-        "target": str(TARGET),
+        "target": "",
         "num_target_layers": 8,
         "target_hidden_size": D,
         "vocab_size": V,
@@ -120,15 +119,28 @@ def dflash(**changes: Any) -> Drafter:
 
 
 @pytest.fixture
-def make() -> Callable[..., Drafter]:
+def target(tmp_path: Path) -> Path:
+    """As much of a target's folder as an export reads."""
+    folder = tmp_path / "toy-target"
+    folder.mkdir()
+    config = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n# toy-target\n")
+    embedding = torch.randn(V, D, generator=torch.Generator().manual_seed(1))
+    save_file({"model.embed_tokens.weight": embedding}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture
+def make(target: Path) -> Callable[..., Drafter]:
     """`make("eagle3", fc_norm=True)`"""
     makers = {"eagle3": eagle3, "dflash": dflash}
-    return lambda algorithm="eagle3", **changes: makers[algorithm](**changes)
+    return lambda algorithm="eagle3", **changes: makers[algorithm](**{"target": str(target), **changes})
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    return load(flags={"run": "demo", "storage.url": str(tmp_path), "export.dtype": "float32"})
+    return load(flags={"run": "demo", "storage.url": str(tmp_path / "storage"), "export.dtype": "float32"})
 
 
 @pytest.fixture
@@ -137,11 +149,11 @@ def run(settings: Settings) -> Run:
 
 
 @pytest.fixture
-def put(settings: Settings, run: Run) -> Callable[..., Path]:
+def put(settings: Settings, run: Run, make: Callable[..., Drafter]) -> Callable[..., Path]:
     """`put(drafter, 200)` writes a checkpoint of step 200."""
 
     def write(drafter: Drafter | None = None, step: int = 200) -> Path:
-        made = drafter or eagle3()
+        made = drafter or make()
         return checkpoint.write(
             run.drafter_dir(settings.trainer.drafter),
             config=made.config,

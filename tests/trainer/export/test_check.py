@@ -139,7 +139,6 @@ DFLASH_DAMAGE: dict[str, tuple[Edit, str]] = {
 TENSOR_DAMAGE: dict[str, tuple[Edit, str]] = {
     "missing": (lambda t: t.pop("norm.weight"), r"norm\.weight is missing"),
     "extra": (lambda t: t.update({"d2t": torch.zeros(V)}), "d2t may not be there"),
-    "embedding": (lambda t: t.update({"embed_tokens.weight": torch.zeros(V, H)}), r"embed_tokens\.weight may not be"),
     "nan": (lambda t: t["fc.weight"].view(-1)[5:7].fill_(float("nan")), r"fc\.weight has 2 values that are not finite"),
     "inf": (lambda t: t["fc.weight"].view(-1)[:1].fill_(float("inf")), r"fc\.weight has 1 values"),
     "shape": (lambda t: t.update({"norm.weight": torch.zeros(2 * H)}), r"norm\.weight has shape \(128,\), it must be"),
@@ -228,6 +227,28 @@ def test_a_damaged_tensor_is_refused(exported: Any, format_name: str, algorithm:
 
     with pytest.raises(DrafterError, match=message):
         check(folder.path, format_name)
+
+
+@pytest.mark.parametrize(
+    ("format_name", "algorithm"),
+    [("vllm", "eagle3"), ("sglang", "eagle3"), ("vllm", "dflash"), ("sglang", "dflash"), ("speculators", "dflash")],
+)
+def test_an_embedding_is_refused_where_the_target_s_is_shared(exported: Any, format_name: str, algorithm: str) -> None:
+    folder, _ = exported(format_name, algorithm)
+    folder.edit_tensors(lambda t: t.update({"embed_tokens.weight": torch.zeros(V, H)}))
+
+    with pytest.raises(DrafterError, match=r"embed_tokens\.weight may not be there"):
+        check(folder.path, format_name)
+
+
+def test_eagle3_without_an_embedding_is_refused_for_speculators_which_would_take_what_is_in_memory(
+    exported: Any,
+) -> None:
+    folder, _ = exported("speculators")
+    folder.edit_tensors(lambda t: t.pop("embed_tokens.weight"))
+
+    with pytest.raises(DrafterError, match=r"embed_tokens\.weight is missing"):
+        check(folder.path, "speculators")
 
 
 @pytest.mark.parametrize("format_name", FORMATS)
