@@ -7,19 +7,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from threading import Event
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 from transformers import AutoConfig
 
 from draftfleet.errors import SettingsError
+from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from trainer.drafter import DrafterConfig
 from trainer.targets import Captured, Target, default_layers
+from trainer.team import Team
 
 ALGORITHMS = {"eagle3": "trainer.algorithms.eagle3", "dflash": "trainer.algorithms.dflash"}
 """Each module has `configure(settings, target) -> DrafterConfig` and `build(config, target) -> Algorithm`; it may have
-`default_layers(num_layers) -> list[int]`, where it sees other layers than `trainer.targets.default_layers`."""
+`default_layers(num_layers) -> list[int]`, where it sees other layers than `trainer.targets.default_layers`, and
+`begin`, where its drafter has more before its first step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class Loss:
     num_tokens: int  # with a loss; each of them has one at every draft step
     weight: float  # what `total` is divided by: `num_tokens`, or the sum of their weights
     metrics: dict[str, Tensor]
-    """Sums by draft step: loss_0, accuracy_0, acceptance_0, ...; divided by `count_0`, ..., else `num_tokens` in logs."""
+    """Sums by draft step: loss_0, accuracy_0, acceptance_0, ..., divided in the log by `count_0`, ... or `num_tokens`."""
 
 
 class Draft(NamedTuple):
@@ -82,7 +86,7 @@ def _module(name: str) -> Any:
     return import_module(ALGORITHMS[name])
 
 
-def layers(settings: Settings) -> list[int] | None:
+def layers_seen(settings: Settings) -> list[int] | None:
     """Those that are set, else the algorithm's own. None if the target does not say how deep it is: it will say why."""
     if settings.trainer.layers is not None or not settings.target.path:
         return settings.trainer.layers
@@ -102,3 +106,16 @@ def configure(settings: Settings, target: Target) -> DrafterConfig:
 def build(config: DrafterConfig, target: Target) -> Algorithm:
     """A drafter of this shape, freshly initialised from torch's generator."""
     return _module(config.algorithm).build(config, target)
+
+
+def begin(
+    run: Run, settings: Settings, target: Target, team: Team, stop: Event, *, held: DrafterConfig | None = None
+) -> Algorithm | None:
+    """The drafter that the settings name, at its first step; `held` is what its checkpoint says it is, if it has one.
+
+    None if asked to stop while it waited for samples. Every process of the team must call it.
+    """
+    module = _module(settings.trainer.algorithm)
+    if hasattr(module, "begin"):
+        return module.begin(run, settings, target, team, stop, held=held)
+    return module.build(module.configure(settings, target), target)

@@ -16,6 +16,7 @@ import dataclasses
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from trainer.export import fields
 from trainer.export.check import refusals_of_all
 from trainer.export.folder import CONFIG, TENSORS, Manifest, Verifier
 from trainer.export.formats import format_named
-from trainer.export.shapes import is_reduced, shapes
+from trainer.export.shapes import EMBEDDING, is_reduced, shapes
 
 log = logging.getLogger(__name__)
 
@@ -44,41 +45,57 @@ OLD_NAMES = {
 }
 """Of EAGLE-3's tensors elsewhere."""
 
-OF_THE_TARGET = ("embed_tokens.", "verifier_lm_head.", "verifier_norm.")
+OF_THE_TARGET = ("verifier_lm_head.", "verifier_norm.")
 """Copies of what the target has. Its own is used."""
 
 
+@dataclass(frozen=True, slots=True)
+class Imported:
+    config: DrafterConfig
+    tensors: dict[str, Tensor]
+    """Named as in training. Without `lm_head.weight` where the folder leaves it to the target's."""
+    embedding: Tensor | None = None
+    """The folder's copy of the target's, where it has one."""
+
+
 def load(folder: Path, num_target_layers: int = 0) -> tuple[DrafterConfig, dict[str, Tensor]]:
-    """The drafter of a folder, its tensors named as in training.
+    """The drafter of a folder, its tensors named as in training. Raises DrafterError.
 
     `num_target_layers`, where it is known, stands in for what most formats do not say, and for EAGLE-3's layer ids
-    where a folder has none: [2, L/2, L-3] entering, which is what every engine would take. Raises DrafterError.
+    where a folder has none: [2, L/2, L-3] entering, which is what every engine would take.
     """
+    imported = read(folder, num_target_layers)
+    return imported.config, imported.tensors
+
+
+def read(folder: Path, num_target_layers: int = 0) -> Imported:
+    """As `load`, with the embedding that the folder may have: it tells whether it was made for this target."""
     if (folder / "drafter.json").exists():
-        return drafters.load(folder)
+        return Imported(*drafters.load(folder))
     try:
         config = json.loads((folder / CONFIG).read_text())
-        tensors = load_file(folder / TENSORS)
+        stored = load_file(folder / TENSORS)
     except (OSError, ValueError, SafetensorError) as error:
         raise DrafterError(
             f"{folder} is no drafter: it has neither drafter.json nor a {CONFIG} with its {TENSORS} ({error})."
         ) from None
     manifest = Manifest.find(folder)
     try:
-        read = _read(config, manifest, num_target_layers)
-        found = _tensors(read, tensors)
+        found, embedding = _named(config, stored)
+        drafter = _read(_told_by(found, config), manifest, num_target_layers)
+        _complete(drafter, found)
     except KeyError as error:
         raise DrafterError(f"{folder}/{CONFIG}: {error.args[0]} is missing.{_hint(error)}") from None
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, AttributeError) as error:
         raise DrafterError(f"{folder} cannot be read as a drafter: {error}.") from None
     said = manifest.trained if manifest else {}
     # Of another version, it may know fields that this one does not.
     known = {one.name: said[one.name] for one in dataclasses.fields(DrafterConfig) if one.name in said}
-    read = dataclasses.replace(read, **known)
-    if not read.num_target_layers:
-        read = dataclasses.replace(read, num_target_layers=num_target_layers)
-    log.info(event("drafter read", folder=folder, algorithm=read.algorithm, layers=read.layers))
-    return read, found
+    drafter = dataclasses.replace(drafter, **known)
+    if not drafter.num_target_layers:
+        drafter = dataclasses.replace(drafter, num_target_layers=num_target_layers)
+    log.info(event("drafter read", folder=folder, algorithm=drafter.algorithm, layers=drafter.layers))
+    return Imported(drafter, found, embedding)
 
 
 def format_of(config: Mapping[str, Any]) -> str:
@@ -112,7 +129,6 @@ def _read(config: Mapping[str, Any], manifest: Manifest | None, num_target_layer
 
 def _has_ids(config: Mapping[str, Any]) -> bool:
     nested = config.get("eagle_config") or {}
-    is_dflash = "dflash_config" in config or "DFlashDraftModel" in config.get("architectures", [])
     return bool(
         is_dflash or config.get("eagle_aux_hidden_state_layer_ids") or nested.get("eagle_aux_hidden_state_layer_ids")
     )
@@ -130,24 +146,55 @@ def _hint(error: KeyError) -> str:
     return ""
 
 
-def _tensors(drafter: DrafterConfig, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Named, typed and whole as in training. Raises ValueError."""
+def _is_dflash(config: Mapping[str, Any]) -> bool:
+    return (
+        config.get("speculators_model_type") == "dflash"
+        or "dflash_config" in config
+        or "DFlashDraftModel" in (config.get("architectures") or [])
+    )
+
+
+def _named(config: Mapping[str, Any], stored: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor | None]:
+    """The tensors under the names of training, and the embedding. Copies of what the target has are left out."""
     found: dict[str, Tensor] = {}
+    embedding = None
     for name, tensor in stored.items():
         plain = name.removeprefix("model.")
-        if plain.startswith(OF_THE_TARGET) or plain.endswith("rotary_emb.inv_freq"):
+        typed = tensor.float() if tensor.is_floating_point() else tensor
+        if plain == EMBEDDING:
+            embedding = typed
+        elif plain.startswith(OF_THE_TARGET) or plain.endswith("rotary_emb.inv_freq"):
             continue
-        if drafter.algorithm == "dflash":
-            if plain == "lm_head.weight":  # with the whole vocabulary, the target's
-                continue
+        elif _is_dflash(config):
+            if plain != "lm_head.weight":  # with the whole vocabulary, the target's
+                found[plain] = typed
         else:
             for old, new in OLD_NAMES.items():
                 plain = plain.replace(old, new)
-        found[plain] = tensor.float() if tensor.is_floating_point() else tensor
+            found[plain] = typed
+    return found, embedding
+
+
+def _told_by(found: Mapping[str, Tensor], config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration, with the norms of EAGLE-3 that it is silent of and that are there."""
+    if _is_dflash(config) or not isinstance(config, dict):
+        return config
+    told: dict[str, Any] = {}
+    for flag, tensor in (("fc_norm", "fc_norm.0.weight"), ("norm_before_fc", "input_norm.weight")):
+        if config.get(flag) is None and tensor in found:
+            told[flag] = True
+    if "speculators_model_type" not in config and "midlayer.self_attn.q_norm.weight" in found:
+        told["model_type"] = "qwen3"
+    return {**config, **told}
+
+
+def _complete(drafter: DrafterConfig, found: dict[str, Tensor]) -> None:
+    """Make what follows from the rest, and refuse what is not whole. Raises ValueError."""
     _complete_vocabulary(drafter, found)
     expected = shapes(drafter)
+    may_be_missing = set() if is_reduced(drafter) else {"lm_head.weight"}
     problems = [
-        *(f"{name} is missing" for name in expected if name not in found),
+        *(f"{name} is missing" for name in expected if name not in found and name not in may_be_missing),
         *(f"{name} is not known" for name in found if name not in expected),
         *(
             f"{name} has shape {tuple(found[name].shape)}, it must be {shape.sizes}"
@@ -162,7 +209,6 @@ def _tensors(drafter: DrafterConfig, stored: Mapping[str, Tensor]) -> dict[str, 
     ]
     if problems:
         raise ValueError("; ".join(problems))
-    return found
 
 
 def _complete_vocabulary(drafter: DrafterConfig, found: dict[str, Tensor]) -> None:
