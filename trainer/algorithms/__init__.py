@@ -34,7 +34,7 @@ class Loss:
     num_tokens: int  # with a loss; each of them has one at every draft step
     weight: float  # what `total` is divided by: `num_tokens`, or the sum of their weights
     metrics: dict[str, Tensor]
-    """Sums by draft step: loss_0, accuracy_0, acceptance_0, ..., divided in the log by `count_0`, ... or `num_tokens`."""
+    """Sums by draft step: loss_0, accuracy_0, acceptance_0, ...; logged over `count_0`, ..., else over `num_tokens`."""
 
 
 class Draft(NamedTuple):

@@ -130,7 +130,9 @@ def _read(config: Mapping[str, Any], manifest: Manifest | None, num_target_layer
 def _has_ids(config: Mapping[str, Any]) -> bool:
     nested = config.get("eagle_config") or {}
     return bool(
-        is_dflash or config.get("eagle_aux_hidden_state_layer_ids") or nested.get("eagle_aux_hidden_state_layer_ids")
+        _is_dflash(config)
+        or config.get("eagle_aux_hidden_state_layer_ids")
+        or nested.get("eagle_aux_hidden_state_layer_ids")
     )
 
 
