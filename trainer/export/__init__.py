@@ -168,7 +168,7 @@ def _write(folder: Path, source: _Source, format_name: str) -> None:
         num_target_layers=source.config.num_target_layers,
         layers_after=source.config.layers,
         layers_before=[layer + 1 for layer in source.config.layers],
-        trained=trained(source.config),
+        trained=trained(source.config) | {"target": source.target.name},
         draftfleet=draftfleet.__version__,
     )
     dtype = getattr(torch, source.dtype)
@@ -188,7 +188,7 @@ def _write(folder: Path, source: _Source, format_name: str) -> None:
 def _card(source: _Source, format_name: str) -> str:
     config = source.config
     k = config.block_size - 1 if config.block_size else config.ttt_steps
-    command = format_named(format_name).serve_command(Path("FOLDER"), config, source.target.name, k)
+    command = format_named(format_name).serve_command(Path("FOLDER"), config, card.shown(source.target.name), k)
     return card.text(
         card.Facts(
             run=source.run,

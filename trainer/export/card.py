@@ -51,7 +51,7 @@ def text(facts: Facts) -> str:
         front=_front(facts),
         algorithm=NAMES.get(facts.config.algorithm, facts.config.algorithm),
         engine=ENGINES[facts.format],
-        target=_shown(facts.target),
+        target=shown(facts.target),
         shape=_shape(facts.config),
         before=[layer + 1 for layer in facts.config.layers],
         evaluation=evaluation,
@@ -75,20 +75,20 @@ def _front(facts: Facts) -> str:
         "pipeline_tag": "text-generation",
         "tags": ["draftfleet", "speculative-decoding", "draft-model", facts.config.algorithm, facts.format],
     }
-    if _is_of_the_hub(facts.target):
+    if is_of_the_hub(facts.target):
         fields["base_model"] = facts.target
     if facts.format == "speculators":
         fields["library_name"] = "speculators"
     return "\n".join(f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in fields.items())
 
 
-def _is_of_the_hub(target: str) -> bool:
+def is_of_the_hub(target: str) -> bool:
     return target.count("/") == 1 and not target.startswith((".", "/", "~"))
 
 
-def _shown(target: str) -> str:
+def shown(target: str) -> str:
     """Of a folder its name, not where it stands: a card is for others."""
-    return target if _is_of_the_hub(target) else PurePath(target).name or "unknown"
+    return target if is_of_the_hub(target) else PurePath(target).name or "unknown"
 
 
 def _shape(config: DrafterConfig) -> dict[str, Any]:
