@@ -137,8 +137,8 @@ def _has_ids(config: Mapping[str, Any]) -> bool:
 
 
 def _has_two_lists(config: Mapping[str, Any]) -> bool:
-    nested = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
-    top = config.get("eagle_aux_hidden_state_layer_ids")
+    nested = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids") or []
+    top = config.get("eagle_aux_hidden_state_layer_ids") or []
     return bool(nested and top) and [layer + 1 for layer in nested] != list(top)
 
 

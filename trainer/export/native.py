@@ -109,6 +109,7 @@ def read_dflash(config: Mapping[str, Any]) -> DrafterConfig:
     block = inner.get("block_size") or config.get("block_size")
     if block is None:
         raise KeyError("block_size")
+    decoder: dict[str, Any] = {**fields.read(config), "style": "qwen3"}
     flag = config.get("is_causal")
     causal = flag if flag is not None else inner.get("causal")
     return DrafterConfig(
@@ -119,7 +120,7 @@ def read_dflash(config: Mapping[str, Any]) -> DrafterConfig:
         block_size=block,
         mask_token_id=mask,
         **attention(config, causal),
-        **(fields.read(config) | {"style": "qwen3"}),
+        **decoder,
     )
 
 

@@ -80,7 +80,7 @@ def config(drafter: DrafterConfig, dtype: str, target: Verifier) -> dict[str, An
 def read(config: Mapping[str, Any], target: Verifier) -> DrafterConfig:
     decoder = config["transformer_layer_config"]
     said = config["speculators_config"]
-    shared = {
+    shared: dict[str, Any] = {
         **fields.read(decoder),
         "target": said["verifier"]["name_or_path"] or "",
         "num_target_layers": 0,
@@ -101,6 +101,7 @@ def read(config: Mapping[str, Any], target: Verifier) -> DrafterConfig:
         case "dflash":
             if config.get("sample_from_anchor"):
                 raise ValueError("sample_from_anchor is true: no drafter of draftfleet drafts from its anchor")
+            shared["style"] = "qwen3"
             free = bool(config.get("sliding_window_non_causal"))
             return DrafterConfig(
                 algorithm="dflash",
@@ -108,7 +109,7 @@ def read(config: Mapping[str, Any], target: Verifier) -> DrafterConfig:
                 block_size=config["block_size"],
                 mask_token_id=config["mask_token_id"],
                 **native.attention(decoder, False if free else None),
-                **(shared | {"style": "qwen3"}),
+                **shared,
             )
         case other:
             raise ValueError(f"speculators_model_type = {other!r}: draftfleet has eagle3 and dflash")

@@ -69,7 +69,7 @@ def embedding(path: str, vocab_size: int, width: int) -> Tensor:
 
 def _files(path: str) -> Iterator[tuple[str, list[str]]]:
     """The files that may hold it, each with the names of its embeddings where an index tells them."""
-    from transformers.utils import cached_file  # noqa: PLC0415
+    from transformers.utils.hub import cached_file  # noqa: PLC0415
 
     index = cached_file(path, "model.safetensors.index.json", _raise_exceptions_for_missing_entries=False)
     if index is None:
