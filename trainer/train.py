@@ -75,7 +75,7 @@ def train(settings: Settings, stop: threading.Event) -> bool:
         team.leave()
         return True
     torch.manual_seed(knobs.seed)
-    target = targets.load(settings, algorithms.layers(settings), device)
+    target = targets.load(settings, algorithms.layers_seen(settings), device)
     algorithm = algorithms.build(algorithms.configure(settings, target), target)
     finished = fit(
         run, knobs, target, algorithm, team,

@@ -82,7 +82,7 @@ def _module(name: str) -> Any:
     return import_module(ALGORITHMS[name])
 
 
-def layers(settings: Settings) -> list[int] | None:
+def layers_seen(settings: Settings) -> list[int] | None:
     """Those that are set, else the algorithm's own. None if the target does not say how deep it is: it will say why."""
     if settings.trainer.layers is not None or not settings.target.path:
         return settings.trainer.layers
