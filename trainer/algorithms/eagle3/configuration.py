@@ -50,8 +50,8 @@ def configure(settings: Settings, target: Target, start: DrafterConfig | None = 
         )
     if knobs.fc_norm and knobs.norm_before_fc:
         raise SettingsError(
-            "eagle3.fc_norm and eagle3.norm_before_fc are both set, and norm the same states: speculators refuses such a "
-            "drafter. Choose one; fc_norm is that of EAGLE-3.1."
+            "eagle3.fc_norm and eagle3.norm_before_fc are both set, and norm the same states: speculators refuses such "
+            "a drafter. Choose one; fc_norm is that of EAGLE-3.1."
         )
     own = DrafterConfig(
         algorithm="eagle3",
