@@ -128,6 +128,13 @@ def training_row(row: TurnRow, *, max_tokens: int, vocab_size: int) -> Kept | Re
     return Kept(row.key, torch.tensor(ids, dtype=torch.int32), num_prompt_tokens)
 
 
+def is_finished(run: Run) -> bool:
+    """Whether no more shards of training rows will come: a run that was cancelled ends with what there is."""
+    if control.read(run).state == "cancelled":
+        return True
+    return run.sealed() is not None and all(split_of(batch) != "train" for batch in run.outstanding())
+
+
 def plan(rows: Sequence[Kept], batch_tokens: int, seed: str) -> list[list[Kept]]:
     """Cut rows into batches of at most `batch_tokens`, padding included, in an order that depends on the seed alone.
 
@@ -246,7 +253,7 @@ class Feed:
         if self._stop.is_set():
             return Look([], complete=False, stop=True)
         # Asked before the listing, so that a run found finished has no shard that the listing lacks.
-        finished = self._run_is_finished()
+        finished = is_finished(self._run)
         done = self._run.done()
         self._count_heldout(done)
         self.corrupt &= set(done)
@@ -257,12 +264,6 @@ class Feed:
         for samples in self._fetched.values():
             self._inspect(samples)
         return Look(list(self._fetched), complete=finished and not new, stop=False)
-
-    def _run_is_finished(self) -> bool:
-        """Whether no more shards of training rows will come: a run that was cancelled ends with what there is."""
-        if control.read(self._run).state == "cancelled":
-            return True
-        return self._run.sealed() is not None and all(split_of(batch) != "train" for batch in self._run.outstanding())
 
     def _read(self, batch: str) -> list[Sample] | None:
         try:

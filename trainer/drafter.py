@@ -1,7 +1,8 @@
 """A drafter folder of our own: drafter.json and drafter.safetensors. Checkpoints hold one; exports are made from one.
 
 Tensor names are those of the native EAGLE-3 format that vLLM and SGLang read: `fc.weight`, `midlayer.*`, `norm.weight`,
-`lm_head.weight`. The embedding is the target's and is not stored.
+`lm_head.weight`. The embedding is the target's and is not stored. A reduced vocabulary has two more: `d2t` (int64) is
+what to add to a draft id for the target's id, `t2d` (bool) whether a token of the target can be drafted.
 """
 
 from __future__ import annotations
@@ -49,10 +50,17 @@ class DrafterConfig:
     # EAGLE-3
     ttt_steps: int = 3
     step_decay: float = 0.8
+    loss: Literal["soft_ce", "forward_kl", "lk"] = "soft_ce"
+    head: Literal["own", "frozen"] = "own"
+    """frozen: the rows of the target's head, not trained."""
     norm_before_residual: bool = False
+    """The residual of the layer begins with the normed hidden state."""
     norm_before_fc: bool = False
+    """One norm over all chosen layers side by side."""
     norm_output: bool = False
+    """What passes to the next draft step is normed."""
     fc_norm: bool = False
+    """A norm for each chosen layer."""
 
     # DFlash
     block_size: int = 0
@@ -81,8 +89,16 @@ def save(folder: Path, config: DrafterConfig, tensors: dict[str, Tensor]) -> Non
 
 def load(folder: Path) -> tuple[DrafterConfig, dict[str, Tensor]]:
     """Raises DrafterError if the folder is not a drafter."""
+    config = load_config(folder)
     try:
-        config = DrafterConfig(**json.loads((folder / "drafter.json").read_text()))
         return config, load_file(folder / "drafter.safetensors")
-    except (OSError, ValueError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
+        raise DrafterError(f"{folder} is not a drafter of draftfleet: {error}.") from None
+
+
+def load_config(folder: Path) -> DrafterConfig:
+    """Fields that an older version did not know have their defaults. Raises DrafterError."""
+    try:
+        return DrafterConfig(**json.loads((folder / "drafter.json").read_text()))
+    except (OSError, ValueError, TypeError) as error:
         raise DrafterError(f"{folder} is not a drafter of draftfleet: {error}.") from None

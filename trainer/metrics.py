@@ -14,6 +14,7 @@ from torch.utils.tensorboard.writer import SummaryWriter
 from draftfleet.logs import event
 from draftfleet.runs import Run
 from draftfleet.settings import Trainer
+from trainer import vocabulary
 from trainer.algorithms import Loss
 from trainer.checkpoint import State
 from trainer.data import Feed
@@ -57,6 +58,7 @@ class Meter:
             checkpoint_step=state.step,
             tokens=state.tokens,
             trained_tokens=state.trained_tokens,
+            vocabulary_coverage=vocabulary.coverage(run, knobs.drafter),
         )
         folder = run.drafter_dir(knobs.drafter) / "tensorboard"
         # What a run that was cut off logged after its latest checkpoint is replaced, not shown twice.

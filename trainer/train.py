@@ -38,7 +38,7 @@ from draftfleet.records import Sample
 from draftfleet.runs import Run
 from draftfleet.settings import Settings, Trainer, load
 from draftfleet.storage import open_storage
-from trainer import algorithms, checkpoint, metrics, targets
+from trainer import algorithms, checkpoint, drafter, metrics, targets
 from trainer.algorithms import Algorithm
 from trainer.checkpoint import State
 from trainer.child import CLAIM_TOKEN, check_processes
@@ -76,8 +76,9 @@ def train(settings: Settings, stop: threading.Event) -> bool:
         return True
     torch.manual_seed(knobs.seed)
     target = targets.load(settings, algorithms.layers_seen(settings), device)
-    algorithm = algorithms.build(algorithms.configure(settings, target), target)
-    finished = fit(
+    held = drafter.load_config(path) if path is not None else None
+    algorithm = algorithms.begin(run, settings, target, team, stop, held=held)
+    finished = algorithm is not None and fit(
         run, knobs, target, algorithm, team,
         stop=stop, may_put=claim_check(settings, run), inspect=Spelling(settings.target.path).check,
     )  # fmt: skip

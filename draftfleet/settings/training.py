@@ -53,8 +53,36 @@ class Trainer(Section):
 class Eagle3(Section):
     """An EAGLE-3 drafter, where trainer.algorithm = eagle3. Pinned with the drafter."""
 
+    loss: Literal["soft_ce", "forward_kl", "lk"] = Field(
+        default="soft_ce",
+        description="Against the target's distribution: its cross-entropy over the draft vocabulary, its divergence "
+        "over the whole one, or the LK hybrid, which turns from divergence to acceptance.",
+    )
+    head: Literal["own", "frozen"] = Field(
+        default="own", description="The output matrix begins as the target's: trained on, or kept."
+    )
+    style: Literal["llama", "qwen3", "auto"] = Field(
+        default="llama",
+        description="Of the decoder layer. qwen3: queries and keys are normed, which SGLang does not serve. "
+        "auto: as the target.",
+    )
     draft_vocab_size: PositiveInt | None = Field(
-        default=None, description="Tokens that can be drafted. Unset: the target's whole vocabulary."
+        default=None, description="Tokens that can be drafted, the most frequent. Unset: the whole vocabulary."
+    )
+    vocab_rows: PositiveInt = Field(
+        default=10_000,
+        description="Rows that `draft_vocab_size` is counted on: training waits for them, or for the run's last.",
+    )
+    fc_norm: bool = Field(default=False, description="Norm the states of each target layer (EAGLE-3.1).")
+    norm_before_fc: bool = Field(default=False, description="Norm the states of all target layers, side by side.")
+    norm_output: bool = Field(
+        default=False, description="Norm what passes from one draft step to the next, as engines mean it (EAGLE-3.1)."
+    )
+    norm_before_residual: bool = Field(
+        default=False, description="Begin the residual with the normed state. SGLang does not serve it."
+    )
+    start_from: str = Field(
+        default="", description="Folder of a drafter to start from, of this trainer or of an engine. Empty: afresh."
     )
 
 
@@ -83,7 +111,7 @@ class DFlash(Section):
         default="hard", description="What is learnt: the tokens that came, or the target's distributions of them."
     )
     weights: Literal["decay", "dpace"] = Field(
-        default="decay", description="Of the slots in the loss: falling with the slot, or with what the draft reaches."
+        default="dpace", description="Of the slots in the loss: falling with the slot, or with what the draft reaches."
     )
     gamma: PositiveFloat | None = Field(
         default=None, description="decay: slots until a weight has fallen to 37 %. Unset: 4 for blocks of 8, 7 of 16."

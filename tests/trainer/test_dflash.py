@@ -46,7 +46,7 @@ def target() -> HfTarget:
 
 def dflash(target: HfTarget, **knobs: Any) -> DFlash:
     """A drafter whose every weight is random, the norms included."""
-    chosen = {"num_layers": 3, "block_size": 5, "mask_token_id": MASK} | knobs
+    chosen = {"weights": "decay", "num_layers": 3, "block_size": 5, "mask_token_id": MASK} | knobs
     flags = {"trainer.algorithm": "dflash", **{f"dflash.{name}": value for name, value in chosen.items()}}
     settings = load(flags=flags)
     algorithm = algorithms.build(algorithms.configure(settings, target), target)

@@ -7,19 +7,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from threading import Event
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 from transformers import AutoConfig
 
 from draftfleet.errors import SettingsError
+from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from trainer.drafter import DrafterConfig
 from trainer.targets import Captured, Target, default_layers
+from trainer.team import Team
 
 ALGORITHMS = {"eagle3": "trainer.algorithms.eagle3", "dflash": "trainer.algorithms.dflash"}
-"""Each module has `configure(settings, target) -> DrafterConfig` and `build(config, target) -> Algorithm`; it may have
-`default_layers(num_layers) -> list[int]`, where it sees other layers than `trainer.targets.default_layers`."""
+"""Each module has `configure(settings, target) -> DrafterConfig` and `build(config, target) -> Algorithm`; one whose
+drafter has more before its first step has `begin` too, and one that sees other layers than
+`trainer.targets.default_layers` has `default_layers(num_layers) -> list[int]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +106,16 @@ def configure(settings: Settings, target: Target) -> DrafterConfig:
 def build(config: DrafterConfig, target: Target) -> Algorithm:
     """A drafter of this shape, freshly initialised from torch's generator."""
     return _module(config.algorithm).build(config, target)
+
+
+def begin(
+    run: Run, settings: Settings, target: Target, team: Team, stop: Event, *, held: DrafterConfig | None = None
+) -> Algorithm | None:
+    """The drafter that the settings name, at its first step; `held` is what its checkpoint says it is, if it has one.
+
+    None if asked to stop while it waited for samples. Every process of the team must call it.
+    """
+    module = _module(settings.trainer.algorithm)
+    if hasattr(module, "begin"):
+        return module.begin(run, settings, target, team, stop, held=held)
+    return module.build(module.configure(settings, target), target)
