@@ -107,8 +107,11 @@ class DFlash(Section):
         default=None,
         description="Whether a slot sees only the slots before it. Unset: in sliding layers alone, as engines take it.",
     )
+    labels: Literal["hard", "soft"] = Field(
+        default="hard", description="What is learnt: the tokens that came, or the target's distributions of them."
+    )
     weights: Literal["decay", "dpace"] = Field(
-        default="decay", description="Of the slots in the loss: falling with the slot, or with what the draft reaches."
+        default="dpace", description="Of the slots in the loss: falling with the slot, or with what the draft reaches."
     )
     gamma: PositiveFloat | None = Field(
         default=None, description="decay: slots until a weight has fallen to 37 %. Unset: 4 for blocks of 8, 7 of 16."

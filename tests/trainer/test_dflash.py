@@ -46,7 +46,7 @@ def target() -> HfTarget:
 
 def dflash(target: HfTarget, **knobs: Any) -> DFlash:
     """A drafter whose every weight is random, the norms included."""
-    chosen = {"num_layers": 3, "block_size": 5, "mask_token_id": MASK} | knobs
+    chosen = {"weights": "decay", "num_layers": 3, "block_size": 5, "mask_token_id": MASK} | knobs
     flags = {"trainer.algorithm": "dflash", **{f"dflash.{name}": value for name, value in chosen.items()}}
     settings = load(flags=flags)
     algorithm = algorithms.build(algorithms.configure(settings, target), target)
@@ -73,6 +73,12 @@ KINDS = {
     "mixed": {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 7},
     "sliding, not causal": {"layer_types": ["sliding_attention"] * 3, "sliding_window": 3, "causal": False},
     "full, causal": {"causal": True},
+}
+
+LOSSES = {
+    "dpace": {"weights": "dpace"},
+    "soft": {"labels": "soft"},
+    "soft dpace": {"labels": "soft", "weights": "dpace"},
 }
 
 
@@ -145,6 +151,7 @@ def oracle_loss(algorithm: DFlash, target: HfTarget, rows: list[Row]) -> tuple[T
     metrics = {f"{name}_{k}": 0.0 for name in ("loss", "accuracy", "acceptance", "count") for k in range(last)}
     for one in rows:
         hidden = capture(target, [one])[0].hidden
+        z = target.logits(capture(target, [one])[0].last)
         for anchor in range(len(one.ids) - 1):
             if not (one.mask[anchor] and one.mask[anchor + 1]):
                 continue
@@ -154,8 +161,10 @@ def oracle_loss(algorithm: DFlash, target: HfTarget, rows: list[Row]) -> tuple[T
                 if anchor + slot >= len(one.ids) or not one.mask[anchor + slot]:
                     break
                 label = int(one.ids[anchor + slot])
-                crosses.append(-logits[slot].log_softmax(-1)[label])
-                probability.append(float(torch.exp(-crosses[-1].detach())))
+                log_q = logits[slot].log_softmax(-1)
+                p = z[anchor + slot - 1].softmax(-1) if config.soft_labels else F.one_hot(torch.tensor(label), VOCAB)
+                crosses.append(-(p * log_q).sum())
+                probability.append(float(log_q[label].detach().exp()))
                 right = right and int(logits[slot].argmax()) == label
                 for name, value in (
                     ("loss", float(crosses[-1].detach())),
@@ -190,7 +199,7 @@ def assert_close(ours: Tensor, expected: Tensor, relative: float = 1e-5) -> None
     assert (ours - expected).abs().max() <= relative * expected.abs().max()
 
 
-@pytest.mark.parametrize("knobs", [*KINDS.values(), {"weights": "dpace"}], ids=[*KINDS, "dpace"])
+@pytest.mark.parametrize("knobs", [*KINDS.values(), *LOSSES.values()], ids=[*KINDS, *LOSSES])
 @pytest.mark.parametrize("elements", [2**18, 600], ids=["one chunk", "many chunks"])
 def test_loss_metrics_and_gradients_equal_those_of_the_dense_oracle(
     target: HfTarget, knobs: dict[str, Any], elements: int, monkeypatch: pytest.MonkeyPatch
@@ -353,9 +362,9 @@ def test_the_logits_of_a_slice_stay_below_the_size_that_is_stated(
     sizes: list[int] = []
     slice_of = losses._slice
 
-    def spy(state: Tensor, head: Tensor, label: Tensor) -> Any:
+    def spy(state: Tensor, head: Tensor, label: Tensor, target: Tensor | None) -> Any:
         sizes.append(len(state) * len(head))
-        return slice_of(state, head, label)
+        return slice_of(state, head, label, target)
 
     monkeypatch.setattr(losses, "_slice", spy)
     monkeypatch.setitem(losses.SLICE_ELEMENTS, "cpu", 100 * VOCAB)

@@ -36,10 +36,12 @@ from trainer.targets.hf import HfTarget
 VOCAB = 97
 REDUCED = {"draft_vocab_size": 40}
 NORMS = ("fc_norm", "norm_before_fc", "norm_output", "norm_before_residual")
-ALL = dict.fromkeys(NORMS, True) | {"style": "qwen3"}
+MANY = dict.fromkeys(NORMS, True) | {"norm_before_fc": False, "style": "qwen3"}
+OTHERS = {"norm_before_fc": True, "norm_output": True}
 OPTIONS = [
     dict(zip(NORMS, norms, strict=True)) | style | vocabulary
     for norms in product((False, True), repeat=len(NORMS))
+    if not norms[0] or not norms[1]  # refused
     for style in ({"style": "llama"}, {"style": "qwen3"})
     for vocabulary in ({}, REDUCED)
 ]
@@ -245,7 +247,9 @@ def test_loss_metrics_and_gradients_equal_those_of_the_dense_oracle(target: HfTa
     assert_equals_oracle(eagle3(target, ttt_steps=3, step_decay=0.7), target, rows)
 
 
-@pytest.mark.parametrize("options", [{}, REDUCED, ALL, ALL | REDUCED], ids=["plain", "reduced", "all", "all, reduced"])
+@pytest.mark.parametrize(
+    "options", [{}, REDUCED, MANY, MANY | REDUCED, OTHERS], ids=["plain", "reduced", "many", "many, reduced", "others"]
+)
 @pytest.mark.parametrize("loss", ["soft_ce", "forward_kl", "lk"])
 def test_each_loss_equals_the_oracles_with_and_without_the_options(
     target: HfTarget, loss: str, options: dict[str, Any]
@@ -387,7 +391,8 @@ def test_tensors_have_the_names_and_shapes_that_engines_read(target: HfTarget) -
 def test_options_add_the_tensors_that_engines_read_for_them(target: HfTarget) -> None:
     plain = eagle3(target).drafter.state_dict()
 
-    tensors = eagle3(target, **ALL, **REDUCED).drafter.state_dict()
+    tensors = eagle3(target, **MANY, **REDUCED).drafter.state_dict()
+    tensors |= eagle3(target, **OTHERS, **REDUCED).drafter.state_dict()
 
     added = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items() if name not in plain}
     assert added == {
@@ -427,6 +432,11 @@ def test_a_draft_vocabulary_is_at_most_the_targets_and_is_none_where_it_is_the_w
     assert whole.draft_vocab_size is None
     with pytest.raises(SettingsError, match=r"eagle3.draft_vocab_size = 98: .* a vocabulary of 97"):
         algorithms.configure(load(flags={"eagle3.draft_vocab_size": VOCAB + 1}), target)
+
+
+def test_two_norms_of_the_same_states_are_refused(target: HfTarget) -> None:
+    with pytest.raises(SettingsError, match=r"eagle3\.fc_norm and eagle3\.norm_before_fc are both set"):
+        algorithms.configure(load(flags={"eagle3.fc_norm": True, "eagle3.norm_before_fc": True}), target)
 
 
 def test_a_drafter_that_was_stored_before_there_were_options_has_none(target: HfTarget, tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ LAYERS = [2, 4, 6]
 OPTIONS = {
     "eagle3.draft_vocab_size": 40,
     "eagle3.fc_norm": True,
-    "eagle3.norm_before_fc": True,
     "eagle3.norm_output": True,
     "eagle3.style": "qwen3",
 }
@@ -160,7 +159,6 @@ def test_every_wrong_option_is_named_with_what_it_must_be(run: Run, target: HfTa
         "  eagle3.draft_vocab_size = (unset): the drafter has 40",
         "  eagle3.style = llama: the drafter has qwen3",
         "  eagle3.fc_norm = false: the drafter has true",
-        "  eagle3.norm_before_fc = false: the drafter has true",
         "  eagle3.norm_before_residual = true: the drafter has false",
     ]
 

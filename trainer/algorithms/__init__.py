@@ -21,9 +21,9 @@ from trainer.targets import Captured, Target, default_layers
 from trainer.team import Team
 
 ALGORITHMS = {"eagle3": "trainer.algorithms.eagle3", "dflash": "trainer.algorithms.dflash"}
-"""Each module has `configure(settings, target) -> DrafterConfig` and `build(config, target) -> Algorithm`; it may have
-`default_layers(num_layers) -> list[int]`, where it sees other layers than `trainer.targets.default_layers`, and
-`begin`, where its drafter has more before its first step."""
+"""Each module has `configure(settings, target) -> DrafterConfig` and `build(config, target) -> Algorithm`; one whose
+drafter has more before its first step has `begin` too, and one that sees other layers than
+`trainer.targets.default_layers` has `default_layers(num_layers) -> list[int]`."""
 
 
 @dataclass(frozen=True, slots=True)

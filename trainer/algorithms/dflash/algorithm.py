@@ -8,7 +8,7 @@ from torch import Tensor
 from draftfleet.errors import TrainingError
 from trainer.algorithms import Loss
 from trainer.algorithms.dflash.anchors import Layout, lay_out
-from trainer.algorithms.dflash.loss import Sums, block_cross_entropy, decay, dpace
+from trainer.algorithms.dflash.loss import Soft, Sums, block_cross_entropy, decay, dpace
 from trainer.algorithms.dflash.model import Drafter
 from trainer.algorithms.dflash.proposer import DFlashProposer
 from trainer.drafter import DrafterConfig
@@ -33,6 +33,7 @@ class DFlash:
             seed=self._seed,
             slots=self.config.block_size,
             heads=self.config.num_attention_heads,
+            soft=self.config.soft_labels,
             device=self._target.device,
         )
 
@@ -45,7 +46,8 @@ class DFlash:
             layout.positions,
             layout.chunks,
         )
-        total, sums = block_cross_entropy(states, self._target.head, layout.labels, layout.is_label, self._weigh)
+        soft = None if layout.last is None else Soft(layout.last, self._target.logits)
+        total, sums = block_cross_entropy(states, self._target.head, layout.labels, layout.is_label, self._weigh, soft)
         return Loss(total, len(layout.anchor_ids), float(sums.weight), _metrics(sums))
 
     def proposer(self) -> DFlashProposer:

@@ -46,6 +46,7 @@ class Layout:
     positions: Tensor  # (N, B)
     labels: Tensor  # (N, B - 1)
     is_label: Tensor  # (N, B - 1): false from the end of the answer on
+    last: Tensor | None  # (N, B - 1, D): the target's last state before each label, where its distribution is learnt
     anchors: list[Tensor]  # of each row, ascending
     heads: int
 
@@ -61,7 +62,7 @@ class Layout:
 
 
 def lay_out(
-    captured: list[Captured], *, most: int, seed: int, slots: int, heads: int, device: torch.device
+    captured: list[Captured], *, most: int, seed: int, slots: int, heads: int, soft: bool, device: torch.device
 ) -> Layout | None:
     """None if no row has a token to learn."""
     drawn = [(one, anchors) for one in captured if len(anchors := draw(one.row, most, seed))]
@@ -76,6 +77,7 @@ def lay_out(
         positions=(torch.cat(anchors)[:, None] + torch.arange(slots)).to(device),
         labels=torch.cat(labels).to(device),
         is_label=torch.cat(is_label).to(device),
+        last=torch.cat([_before_labels(one, where, slots) for one, where in drawn]) if soft else None,
         anchors=[where.to(device) for where in anchors],
         heads=heads,
     )
@@ -87,3 +89,9 @@ def _labels(row: Row, anchors: Tensor, slots: int) -> tuple[Tensor, Tensor]:
     inside = where < len(row.ids)
     where = where.clamp(max=len(row.ids) - 1)
     return row.ids.cpu()[where], (inside & row.mask.cpu()[where]).cumprod(1).bool()
+
+
+def _before_labels(captured: Captured, anchors: Tensor, slots: int) -> Tensor:
+    """x(a+k) is what the state at a+k-1 predicts."""
+    where = (anchors[:, None] + torch.arange(slots - 1)).clamp(max=len(captured.last) - 1)
+    return captured.last[where.to(captured.last.device)]

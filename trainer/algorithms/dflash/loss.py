@@ -1,4 +1,6 @@
-"""Cross-entropy of drafted slots against the tokens that came, each slot with its weight, slice by slice.
+"""Cross-entropy of drafted slots against the tokens that came, or against what the target thought of them.
+
+Each slot has a weight.
 
 Head, loss and gradient are computed for a slice of blocks at a time, in the forward pass, and no logits outlive their
 slice. The head is the target's and has no gradient.
@@ -60,18 +62,31 @@ class Sums(NamedTuple):
     by_slot: Tensor
 
 
-def block_cross_entropy(
-    states: Tensor, head: Tensor, labels: Tensor, is_label: Tensor, weigh: Weigh
+class Soft(NamedTuple):
+    """The target's distributions of the labels."""
+
+    last: Tensor  # (N, B - 1, D): the target's last state before each label
+    logits: Callable[[Tensor], Tensor]  # (.., D) -> (.., V) float32
+
+
+def block_cross_entropy(  # noqa: PLR0917  # one tensor after the other
+    states: Tensor, head: Tensor, labels: Tensor, is_label: Tensor, weigh: Weigh, soft: Soft | None = None
 ) -> tuple[Tensor, Sums]:
     """states (N, B - 1, H), head (V, H), labels and is_label (N, B - 1). Returns the weighted sum over all labels."""
-    total, weight, by_slot = _BlockCrossEntropy.apply(states, head, labels, is_label, weigh)  # pyright: ignore
+    total, weight, by_slot = _BlockCrossEntropy.apply(states, head, labels, is_label, weigh, soft)  # pyright: ignore
     return total, Sums(weight, by_slot)
 
 
 class _BlockCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(  # noqa: PLR0917  # apply takes no keywords
-        ctx: Any, states: Tensor, head: Tensor, labels: Tensor, is_label: Tensor, weigh: Weigh
+        ctx: Any,
+        states: Tensor,
+        head: Tensor,
+        labels: Tensor,
+        is_label: Tensor,
+        weigh: Weigh,
+        soft: Soft | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         device = states.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
@@ -88,7 +103,8 @@ class _BlockCrossEntropy(torch.autograd.Function):
                 there = is_label[part]
                 label = labels[part][there]
                 state = states[part][there].to(dtype)  # (M, H)
-                loss, is_best, probability, likely = _slice(state, head, label)
+                target = None if soft is None else torch.softmax(soft.logits(soft.last[part][there]), dim=-1)
+                loss, is_best, probability, by_logits = _slice(state, head, label, target)
 
                 table = by_slot.new_zeros(3, *there.shape)
                 table[:, there] = torch.stack((loss, is_best, probability))
@@ -97,8 +113,9 @@ class _BlockCrossEntropy(torch.autograd.Function):
                 weight += weights.sum()
                 by_slot += torch.stack((table[0], table[1], table[1].cumprod(1), there.float())).sum(1)
                 if gradient is not None:
-                    # By the logits it is q - label; the label's part goes straight to the row of the head.
-                    moved = (likely.to(dtype) @ head).sub_(head[label])
+                    moved = by_logits.to(dtype) @ head
+                    if target is None:  # the label's own part goes straight to its row of the head
+                        moved.sub_(head[label])
                     gradient[part][there] = moved.mul_(weights[there][:, None]).to(states.dtype)
         ctx.save_for_backward(gradient)
         ctx.mark_non_differentiable(weight, by_slot)
@@ -107,15 +124,20 @@ class _BlockCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
-        return gradient * grad_outputs[0], None, None, None, None
+        return gradient * grad_outputs[0], None, None, None, None, None
 
 
-def _slice(state: Tensor, head: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of each label its cross-entropy, whether it is the likeliest token, and its probability; and q (M, V)."""
+def _slice(state: Tensor, head: Tensor, label: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of each label its cross-entropy, whether it is the likeliest token, and its probability; and the gradient by the
+    logits (M, V), of a hard label but for the label itself."""
     logits = (state @ head.T).float()
     own = logits.gather(-1, label[:, None])[:, 0]
     highest = logits.amax(-1)
     q = torch.softmax(logits, dim=-1)
     # log(sum(exp(logits))) from what is there: the highest probability is exp(highest) over that sum.
-    loss = highest - q.amax(-1).log() - own
-    return loss, (own == highest).float(), torch.exp(-loss), q
+    normaliser = highest - q.amax(-1).log()
+    probability = torch.exp(own - normaliser)
+    if target is None:
+        return normaliser - own, (own == highest).float(), probability, q
+    expected = (target * logits).sum(-1)
+    return normaliser - expected, (own == highest).float(), probability, q.sub_(target)

@@ -7,10 +7,9 @@ from typing import Any, Literal
 
 from draftfleet.errors import SettingsError, TargetError
 from draftfleet.settings import Settings
+from trainer.algorithms.shape import of_target
 from trainer.drafter import DrafterConfig
 from trainer.targets import Target
-
-OF_THE_TARGET_ALONE = {"partial_rotary_factor", "mrope_section", "mrope_interleaved"}
 
 KNOBS = {
     "layers": "trainer.layers",
@@ -48,25 +47,14 @@ def configure(settings: Settings, target: Target, start: DrafterConfig | None = 
             f"eagle3.draft_vocab_size = {knobs.draft_vocab_size}: the target has a vocabulary of {vocab_size}. Unset "
             "it to draft all of that."
         )
+    if knobs.fc_norm and knobs.norm_before_fc:
+        raise SettingsError(
+            "eagle3.fc_norm and eagle3.norm_before_fc are both set, and norm the same states: speculators refuses such "
+            "a drafter. Choose one; fc_norm is that of EAGLE-3.1."
+        )
     own = DrafterConfig(
         algorithm="eagle3",
-        target=settings.target.path,
-        layers=target.layers,
-        num_target_layers=config.num_hidden_layers,
-        target_hidden_size=config.hidden_size,
-        vocab_size=vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        hidden_act="silu",
-        rms_norm_eps=getattr(config, "rms_norm_eps", 1e-6),
-        max_position_embeddings=config.max_position_embeddings,
-        rope_parameters=_rope_parameters(config),
-        bos_token_id=config.bos_token_id,
-        eos_token_id=config.eos_token_id,
-        pad_token_id=config.pad_token_id,
+        **of_target(settings, target),
         style=_style(knobs.style, config, start),
         draft_vocab_size=None if knobs.draft_vocab_size == vocab_size else knobs.draft_vocab_size,
         ttt_steps=settings.trainer.ttt_steps,
@@ -86,17 +74,6 @@ def _style(knob: str, config: Any, start: DrafterConfig | None) -> Literal["llam
         return start.style
     is_qwen3 = str(getattr(config, "model_type", "")).startswith("qwen3") if knob == "auto" else knob == "qwen3"
     return "qwen3" if is_qwen3 else "llama"
-
-
-def _rope_parameters(config: Any) -> dict[str, Any]:
-    """The target's base and scaling, in the flat form; of full attention, where kinds of layers differ.
-
-    What only the target's own attention does is left out: turning a part of each head, positions of images. An engine
-    that reads it would draft otherwise than was trained.
-    """
-    parameters = dict(config.rope_parameters)
-    flat = dict(parameters.get("full_attention", parameters))
-    return {name: value for name, value in flat.items() if name not in OF_THE_TARGET_ALONE}
 
 
 def _of_the_shape_of(start: DrafterConfig, own: DrafterConfig, folder: str) -> DrafterConfig:
