@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from draftfleet import control, orders, settings, status, verify
 from draftfleet.accounting import Accountant, Accounting
 from draftfleet.export_data.export import Exported
-from draftfleet.export_data.hub import Place
 from draftfleet.export_data.kept import Kept
 from draftfleet.export_data.units import Wanted
+from draftfleet.hub import Place
 from draftfleet.letters import EVERY, Filter, Letter, find
 from draftfleet.names import Split, is_again
 from draftfleet.queue import connect
@@ -276,9 +276,9 @@ class Run:
         """Measure a drafter on held-out prompts."""
         return role("evaluate")(self._load(_of_drafter(drafter)), progress=progress)
 
-    def export(self, *formats: str, drafter: str | None = None) -> dict[str, Path]:
-        """Write the folders that engines serve, by format; all formats where none is named."""
-        return role("export")(self._load(_of_drafter(drafter)), list(formats))
+    def export(self, *formats: str, drafter: str | None = None, hub: Place | None = None) -> dict[str, str]:
+        """Write the folders that engines serve, by format; all formats where none is named. `hub` has one uploaded."""
+        return role("export")(self._load(_of_drafter(drafter)), list(formats), hub=hub)
 
     def _check_processes(self) -> None:
         if self._stack is not None:

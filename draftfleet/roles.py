@@ -17,7 +17,7 @@ ROLES = {
     "train": "trainer.tasks:enqueue",
     "trainer": "trainer.app:serve",
     "evaluate": "trainer.evaluate:evaluate",
-    "export": "trainer.export:export",
+    "export": "trainer.export.publish:publish",
     "export-data": "draftfleet.export_data.export:export",
     "join": "workers.app:work",
     "status": "draftfleet.status:show",

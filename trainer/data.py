@@ -56,10 +56,10 @@ class Kept:
     ids: Tensor  # (T,) int32
     num_prompt_tokens: int
 
-    def row(self) -> Row:
+    def row(self, epoch: int = 0) -> Row:
         mask = torch.ones(len(self.ids), dtype=torch.bool)
         mask[: self.num_prompt_tokens] = False
-        return Row(self.key, self.ids.long(), mask)
+        return Row(self.key, self.ids.long(), mask, epoch)
 
 
 class Position(NamedTuple):
@@ -92,6 +92,7 @@ class Step(NamedTuple):
     """The batches of one optimizer step, over all processes, and where the next step begins."""
 
     batches: list[list[Kept]]
+    epochs: list[int]  # of each batch
     then: Position
 
 
@@ -125,6 +126,13 @@ def training_row(row: TurnRow, *, max_tokens: int, vocab_size: int) -> Kept | Re
     if min(ids) < 0 or max(ids) >= vocab_size:
         return "outside_vocabulary"
     return Kept(row.key, torch.tensor(ids, dtype=torch.int32), num_prompt_tokens)
+
+
+def is_finished(run: Run) -> bool:
+    """Whether no more shards of training rows will come: a run that was cancelled ends with what there is."""
+    if control.read(run).state == "cancelled":
+        return True
+    return run.sealed() is not None and all(split_of(batch) != "train" for batch in run.outstanding())
 
 
 def plan(rows: Sequence[Kept], batch_tokens: int, seed: str) -> list[list[Kept]]:
@@ -209,7 +217,7 @@ class Feed:
         """
         batches = self._batches(position)
         while len(step := list(islice(batches, num_batches))) == num_batches:
-            yield Step([rows for rows, _ in step], step[-1][1])
+            yield Step([rows for rows, _ in step], [then.epoch for _, then in step], step[-1][1])
 
     def _batches(self, position: Position) -> Iterator[tuple[list[Kept], Position]]:
         epoch, part, first = position
@@ -245,7 +253,7 @@ class Feed:
         if self._stop.is_set():
             return Look([], complete=False, stop=True)
         # Asked before the listing, so that a run found finished has no shard that the listing lacks.
-        finished = self._run_is_finished()
+        finished = is_finished(self._run)
         done = self._run.done()
         self._count_heldout(done)
         self.corrupt &= set(done)
@@ -256,12 +264,6 @@ class Feed:
         for samples in self._fetched.values():
             self._inspect(samples)
         return Look(list(self._fetched), complete=finished and not new, stop=False)
-
-    def _run_is_finished(self) -> bool:
-        """Whether no more shards of training rows will come: a run that was cancelled ends with what there is."""
-        if control.read(self._run).state == "cancelled":
-            return True
-        return self._run.sealed() is not None and all(split_of(batch) != "train" for batch in self._run.outstanding())
 
     def _read(self, batch: str) -> list[Sample] | None:
         try:

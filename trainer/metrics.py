@@ -14,6 +14,7 @@ from torch.utils.tensorboard.writer import SummaryWriter
 from draftfleet.logs import event
 from draftfleet.runs import Run
 from draftfleet.settings import Trainer
+from trainer import vocabulary
 from trainer.algorithms import Loss
 from trainer.checkpoint import State
 from trainer.data import Feed
@@ -23,11 +24,11 @@ from trainer.targets import Captured
 log = logging.getLogger(__name__)
 
 Sums = dict[str, float]
-"""Of a step: `stop`, `batches`, `row_tokens`, `tokens` (those with a loss), `loss`, and the algorithm's metrics."""
+"""Of a step: `stop`, `batches`, `row_tokens`, `tokens` (with a loss), `weight`, `loss`, and the algorithm's metrics."""
 
 
 def begin() -> Sums:
-    return {"stop": 0, "batches": 0, "row_tokens": 0, "tokens": 0, "loss": 0}
+    return {"stop": 0, "batches": 0, "row_tokens": 0, "tokens": 0, "weight": 0, "loss": 0}
 
 
 def tally(sums: Sums, loss: Loss, captured: list[Captured]) -> None:
@@ -35,6 +36,7 @@ def tally(sums: Sums, loss: Loss, captured: list[Captured]) -> None:
     sums["batches"] += 1
     sums["row_tokens"] += sum(len(one.row.ids) for one in captured)
     sums["tokens"] += loss.num_tokens
+    sums["weight"] += loss.weight
     sums["loss"] += float(loss.total.detach())
     for name, value in loss.metrics.items():
         sums[name] = sums.get(name, 0) + float(value)
@@ -56,6 +58,7 @@ class Meter:
             checkpoint_step=state.step,
             tokens=state.tokens,
             trained_tokens=state.trained_tokens,
+            vocabulary_coverage=vocabulary.coverage(run, knobs.drafter),
         )
         folder = run.drafter_dir(knobs.drafter) / "tensorboard"
         # What a run that was cut off logged after its latest checkpoint is replaced, not shown twice.
@@ -76,8 +79,12 @@ class Meter:
     def report(self, state: State, feed: Feed, *, rate: float, norm: float) -> None:
         """Log the averages and begin anew."""
         tokens = max(self._window["tokens"], 1)
-        averages = {name: value / tokens for name, value in self._window.items() if name not in begin()}
-        loss = self._window["loss"] / tokens
+        averages = {
+            name: value / (self._window[f"count_{name.rpartition('_')[2]}"] or tokens)
+            for name, value in self._window.items()
+            if name not in begin() and not name.startswith("count_")
+        }
+        loss = self._window["loss"] / max(self._window["weight"], 1e-9)
         accuracy = _by_position(averages)
         busy_s = time.monotonic() - self._since - (feed.waited_s - self._waited_s)
         tokens_per_s = self._window["row_tokens"] / max(busy_s, 1e-9)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ValidationError
 
 from draftfleet.errors import CorruptFile, RunConflict, RunMissing
 from draftfleet.runs import Run
-from draftfleet.settings import Settings, Target, Trainer
+from draftfleet.settings import Section, Settings, Target, Trainer
 
 FREE = {
     "trainer.checkpoint_steps",
@@ -30,15 +30,15 @@ def pin(run: Run, settings: Settings) -> None:
     Raises RunConflict, naming each difference, if the drafter was begun with other settings than those given.
     """
     path = _path(run, settings.trainer.drafter)
-    parts = {"trainer": settings.trainer, "target": settings.target}
+    parts = _parts(settings)
     if run.storage.put_if_absent(path, _text({name: part.model_dump() for name, part in parts.items()})):
         return
-    trainer, target = _read(run, settings.trainer.drafter)
-    had = {"trainer": trainer.model_dump(), "target": target.model_dump()}
+    had = {name: part.model_dump() for name, part in _read(run, settings.trainer.drafter).items()}
     given = {name: part.model_dump(include=part.model_fields_set) for name, part in parts.items()}
     differences = [
         f"  {section}.{key}: it has {had[section][key]!r}, now {value!r}"
         for section, values in given.items()
+        if section in had  # another algorithm's is told by trainer.algorithm
         for key, value in values.items()
         if had[section][key] != value and f"{section}.{key}" not in FREE
     ]
@@ -63,18 +63,28 @@ def with_pinned(run: Run, drafter: str, settings: Settings) -> Settings:
 
     Raises RunMissing if nothing was pinned.
     """
-    trainer, target = _read(run, drafter)
-    trainer = trainer.model_copy(update={"device": settings.trainer.device})
+    pinned = _read(run, drafter)
+    pinned["trainer"] = pinned["trainer"].model_copy(update={"device": settings.trainer.device})
     if settings.target.path:
-        target = target.model_copy(update={"path": settings.target.path})
-    return settings.model_copy(update={"run": run.name, "trainer": trainer, "target": target})
+        pinned["target"] = pinned["target"].model_copy(update={"path": settings.target.path})
+    return settings.model_copy(update={"run": run.name, **pinned})
 
 
-def _read(run: Run, drafter: str) -> tuple[Trainer, Target]:
+def _parts(settings: Settings) -> dict[str, Section]:
+    """The sections that are pinned: those of the algorithm that is trained, not of the others."""
+    names = ["trainer", "target", settings.trainer.algorithm]
+    return {name: getattr(settings, name) for name in names}
+
+
+def _read(run: Run, drafter: str) -> dict[str, Section]:
     path = _path(run, drafter)
     try:
         stored: dict[str, Any] = json.loads(run.storage.read(path))
-        return Trainer.model_validate(stored["trainer"]), Target.model_validate(stored["target"])
+        trainer, target = Trainer.model_validate(stored["trainer"]), Target.model_validate(stored["target"])
+        name = trainer.algorithm
+        kind = cast(type[Section], Settings.model_fields[name].annotation)
+        # An older version pinned no section of the algorithm: it knew no such knobs.
+        return {"trainer": trainer, "target": target, name: kind.model_validate(stored.get(name, {}))}
     except FileNotFoundError:
         raise RunMissing(
             f"drafter {drafter} of run {run.name} is not in {run.storage.url}: begin it with `draftfleet train`, "

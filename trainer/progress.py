@@ -19,6 +19,7 @@ class Progress:
     """`tokens` went through the drafter, prompts included, padding not; `trained_tokens` had a loss.
 
     Loss, accuracy (of each draft position) and tokens_per_s are of the latest `log_steps` steps, waiting left out.
+    `vocabulary_coverage` is that of a drafter's own vocabulary (trainer.vocabulary).
     """
 
     step: int
@@ -34,6 +35,7 @@ class Progress:
     corrupt_shards: int = 0
     waiting: bool = False
     finished: bool = False
+    vocabulary_coverage: float | None = None
 
     def __str__(self) -> str:
         parts = [f"step {self.step:,}/{self.max_steps:,}"]

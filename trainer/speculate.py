@@ -106,7 +106,7 @@ def decode_with_drafter(target: HfTarget, proposer: Proposer, prompt: list[int],
         after = (ids + draft)[1:new] + kept[-1:]
         room = limits.context_tokens - len(prompt) - len(answer.ids)
         ids = kept[-1:]
-        draft = proposer.propose(_tensor(after, target)[0], hidden[0, :new], min(k, room)) if room > 0 else []
+        draft = proposer.propose(_tensor(after, target)[0], hidden[0, :new], min(k, room)).ids if room > 0 else []
     return Answer(_cut(answer.ids[:longest], target), answer.drafted, answer.accepted)
 
 

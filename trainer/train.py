@@ -38,7 +38,7 @@ from draftfleet.records import Sample
 from draftfleet.runs import Run
 from draftfleet.settings import Settings, Trainer, load
 from draftfleet.storage import open_storage
-from trainer import algorithms, checkpoint, metrics, targets
+from trainer import algorithms, checkpoint, drafter, metrics, targets
 from trainer.algorithms import Algorithm
 from trainer.checkpoint import State
 from trainer.child import CLAIM_TOKEN, check_processes
@@ -75,9 +75,10 @@ def train(settings: Settings, stop: threading.Event) -> bool:
         team.leave()
         return True
     torch.manual_seed(knobs.seed)
-    target = targets.load(settings, knobs.layers, device)
-    algorithm = algorithms.build(algorithms.configure(settings, target), target)
-    finished = fit(
+    target = targets.load(settings, algorithms.layers_seen(settings), device)
+    held = drafter.load_config(path) if path is not None else None
+    algorithm = algorithms.begin(run, settings, target, team, stop, held=held)
+    finished = algorithm is not None and fit(
         run, knobs, target, algorithm, team,
         stop=stop, may_put=claim_check(settings, run), inspect=Spelling(settings.target.path).check,
     )  # fmt: skip
@@ -145,12 +146,12 @@ def fit(
             if sums["batches"] < len(own):  # asked to stop while it waited for samples
                 break
 
-            # Gradients of all processes, by the tokens of the whole step: exact, however the tokens were dealt out.
+            # Gradients of all processes, by the weight of the whole step: exact, however the tokens were dealt out.
             sums["stop"] = float(stop.is_set())
             gradients = [weight.grad for weight in weights if weight.grad is not None]
             sums = team.add_up(gradients, sums)
             for gradient in gradients:
-                gradient.div_(max(sums["tokens"], 1))
+                gradient.div_(sums["weight"] or 1)
             norm = clip_grad_norm_(weights, knobs.clip)
             _expect_finite(norm, "gradient", state.step, keys)
 
@@ -252,8 +253,8 @@ def _own_batches(
     """
     for step in feed.steps(position, num_batches):
         positions.append(step.then)
-        for batch in step.batches[team.rank :: team.size]:
-            yield [kept.row() for kept in batch]
+        for batch, epoch in list(zip(step.batches, step.epochs, strict=True))[team.rank :: team.size]:
+            yield [kept.row(epoch) for kept in batch]
 
 
 def _latest(folder: Path, team: Team) -> Path | None:

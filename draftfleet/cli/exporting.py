@@ -71,8 +71,8 @@ def export_data(
     """
     settings = read(ctx)
     from draftfleet.errors import SettingsError  # noqa: PLC0415
-    from draftfleet.export_data.hub import Place  # noqa: PLC0415  brings pyarrow, which the help can do without
     from draftfleet.export_data.units import Wanted  # noqa: PLC0415
+    from draftfleet.hub import Place  # noqa: PLC0415
 
     named = tuple(name.strip() for name in outcomes.split(",") if name.strip())
     kept: tuple[Literal["ok", "truncated"], ...] = tuple(one for one in ASKED if one in named)

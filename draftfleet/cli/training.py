@@ -82,7 +82,17 @@ def export(
     drafter: Drafter = None,
     target: Target = None,
     formats: Annotated[
-        list[str] | None, typer.Option("--format", metavar="NAME", help="vllm or sglang. Repeatable. Unset: all.")
+        list[str] | None,
+        typer.Option("--format", metavar="NAME", help="vllm, sglang or speculators. Repeatable. Unset: all."),
+    ] = None,
+    hub: Annotated[
+        Text, typer.Option("--push-to-hub", metavar="ORG/NAME", help="Upload it, too. The token is HF_TOKEN.")
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="Make the repository a private one.")] = False,
+    revision: Annotated[Text, typer.Option(metavar="BRANCH", help="Upload to this branch.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is in the repository.")] = False,
+    licence: Annotated[
+        Text, typer.Option("--license", metavar="ID", help="For the card: apache-2.0, ... Unset: the target's.")
     ] = None,
     config: Config = None,
     run: Run = None,
@@ -91,4 +101,16 @@ def export(
 ) -> None:
     """Write the folders that engines serve."""
     settings = read(ctx)
-    results.show(settings.run, "exported", role("export")(settings, formats or []))
+    from draftfleet.errors import SettingsError  # noqa: PLC0415
+    from draftfleet.hub import Place  # noqa: PLC0415  an upload is rare
+
+    if hub is None and (private or revision or overwrite):
+        raise SettingsError("--private, --revision and --overwrite are of an upload: name one with --push-to-hub.")
+    said = role("export")(
+        settings,
+        formats or [],
+        hub=None if hub is None else Place(repo=hub, private=private, revision=revision, kind="model"),
+        overwrite=overwrite,
+        license=licence,
+    )
+    results.show(settings.run, "exported", said)

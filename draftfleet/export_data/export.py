@@ -26,10 +26,10 @@ from draftfleet.errors import CorruptFile, DataError, SettingsError, StorageUnwr
 from draftfleet.export_data import card
 from draftfleet.export_data.formats import Format, format_of
 from draftfleet.export_data.formats.files import sync
-from draftfleet.export_data.hub import Hub, Place
 from draftfleet.export_data.kept import Kept
 from draftfleet.export_data.tally import Tally
 from draftfleet.export_data.units import Wanted, units_of
+from draftfleet.hub import Hub, Place
 from draftfleet.logs import event
 from draftfleet.names import Split
 from draftfleet.redaction import redact

@@ -36,19 +36,19 @@ from draftfleet.settings.producing import Producer, Rows, Source
 from draftfleet.settings.section import Section, table_of
 from draftfleet.settings.sections import (
     Claims,
-    Evaluation,
-    Export,
     Flower,
     Logs,
     Queue,
     Storage,
     Target,
-    Trainer,
     Worker,
 )
+from draftfleet.settings.training import DFlash, Eagle3, Evaluation, Export, Trainer
 
 __all__ = [
     "Claims",
+    "DFlash",
+    "Eagle3",
     "Evaluation",
     "Export",
     "Flower",
@@ -91,6 +91,8 @@ class Settings(BaseSettings):
     worker: Worker = Field(default_factory=Worker)
     claims: Claims = Field(default_factory=Claims)
     trainer: Trainer = Field(default_factory=Trainer)
+    eagle3: Eagle3 = Field(default_factory=Eagle3)
+    dflash: DFlash = Field(default_factory=DFlash)
     evaluation: Evaluation = Field(default_factory=Evaluation)
     export: Export = Field(default_factory=Export)
     flower: Flower = Field(default_factory=Flower)

@@ -7,13 +7,11 @@ from typing import Literal
 from pydantic import (
     Field,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     SecretStr,
 )
 
-from draftfleet.names import NAME
 from draftfleet.settings.section import Section
 
 TASKS_END_S = 30.0
@@ -163,63 +161,6 @@ class Claims(Section):
     )
     republish_s: PositiveFloat = Field(
         default=3600, description="A batch not seen for this long is published again in any case."
-    )
-
-
-class Trainer(Section):
-    """From shards to a drafter."""
-
-    drafter: str = Field(default="eagle3", pattern=NAME, description="Name of the drafter: its folder in the run.")
-    algorithm: Literal["eagle3"] = Field(default="eagle3", description="How the drafter drafts and is trained.")
-    target: Literal["hf"] = Field(default="hf", description="How hidden states are had: hf (in this process).")
-    layers: list[NonNegativeInt] | None = Field(
-        default=None,
-        description="Layers whose outputs the drafter sees, 0-based. Unset: the second, the middle, the fourth last.",
-    )
-    ttt_steps: PositiveInt = Field(
-        default=3, description="Training-time test: draft steps unrolled in training. Match serving."
-    )
-    step_decay: float = Field(default=0.8, gt=0, le=1, description="Weight of each further draft step in the loss.")
-    max_steps: PositiveInt = Field(default=20_000, description="Optimizer steps; the cosine schedule ends there.")
-    batch_tokens: PositiveInt = Field(default=8192, description="Tokens per batch, padding included.")
-    accumulation: PositiveInt = Field(default=1, description="Batches per optimizer step.")
-    max_length: PositiveInt = Field(default=4096, description="Longer samples are cut to this many tokens.")
-    lr: PositiveFloat = Field(default=1e-4, description="Peak learning rate.")
-    warmup: float = Field(default=0.015, ge=0, lt=1, description="Share of `max_steps` with a rising learning rate.")
-    clip: PositiveFloat = Field(default=0.5, description="Largest norm of a gradient.")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        default="auto",
-        description="Of target and forward pass; trained weights stay float32. auto: bfloat16 on a GPU, else float32.",
-    )
-    device: str = Field(default="auto", description="Of this node: auto, cpu, cuda or cuda:N.")
-    seed: int = Field(default=0, description="Of weights and data order.")
-    checkpoint_steps: PositiveInt = Field(default=200, description="Optimizer steps between checkpoints.")
-    keep_checkpoints: PositiveInt = Field(default=2, description="How many of the latest checkpoints stay.")
-    log_steps: PositiveInt = Field(default=10, description="Optimizer steps between log lines.")
-    processes: PositiveInt = Field(default=1, description="Processes of torchrun.")
-    poll_s: PositiveFloat = Field(default=2, description="Seconds between looks for new shards.")
-    metrics_port: int | None = Field(
-        default=None, ge=0, le=65535, description="Where Prometheus reads. 0: any free port. Unset: nowhere."
-    )
-    metrics_address: str = Field(default="127.0.0.1", description="Loopback: the page needs no login.")
-
-
-class Evaluation(Section):
-    """Greedy draft-and-verify on held-out prompts."""
-
-    k: PositiveInt = Field(default=3, description="Tokens drafted per step.")
-    prompts: PositiveInt = Field(default=64, description="Held-out prompts.")
-    max_tokens: PositiveInt = Field(default=256, description="Longest completion in tokens.")
-    dtype: Literal["float32", "bfloat16"] = Field(
-        default="float32", description="Of the target. In bfloat16, half as large, near ties may differ: not lossless."
-    )
-
-
-class Export(Section):
-    """The drafter as a folder that engines serve."""
-
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
-        default="auto", description="Of the exported weights. auto: the target's, which engines convert to anyway."
     )
 
 

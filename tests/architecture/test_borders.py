@@ -39,7 +39,7 @@ AT_HOME_IN = {
     "datasets": ("producer/", "trainer/data.py", "draftfleet/export_data/formats/arrow.py"),
     "huggingface_hub": (
         "producer/sources/hub.py",
-        "draftfleet/export_data/hub.py",
+        "draftfleet/hub.py",
     ),
 }
 """From package to the only places that may import it."""

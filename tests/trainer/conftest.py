@@ -128,7 +128,7 @@ class ToyAlgorithm:
         logits = self.drafter(hidden)
         total = nn.functional.cross_entropy(logits, labels, reduction="sum")
         correct = (logits.argmax(-1) == labels).sum()
-        return Loss(total, len(labels), {"loss_0": total.detach(), "accuracy_0": correct})
+        return Loss(total, len(labels), len(labels), {"loss_0": total.detach(), "accuracy_0": correct})
 
     def proposer(self) -> Any:
         raise NotImplementedError("nothing here drafts")

@@ -20,6 +20,7 @@ from draftfleet.runs import Run
 from draftfleet.settings import Settings, load
 from draftfleet.storage import open_storage
 from trainer import algorithms, checkpoint, evaluate, targets
+from trainer.algorithms import Choose, Draft, greedy
 from trainer.checkpoint import State
 from trainer.data import Journal
 from trainer.measure import count
@@ -54,14 +55,15 @@ class Scripted:
         self._hidden = target.forward(torch.tensor([sequence]))[0][0]
         self._seen = 0
 
-    def propose(self, ids: Tensor, hidden: Tensor, k: int) -> list[int]:
+    def propose(self, ids: Tensor, hidden: Tensor, k: int, choose: Choose = greedy) -> Draft:
         new = slice(self._seen, self._seen + len(ids))
         self._seen += len(ids)
         assert ids.tolist() == self._sequence[new.start + 1 : new.stop + 1]
         torch.testing.assert_close(hidden, self._hidden[new], rtol=1e-3, atol=1e-3)
         drafted = self._sequence[self._seen + 1 : self._seen + 1 + k]
         drafted += [5] * (k - len(drafted))
-        return [(token + wrong) % 2048 for token, wrong in zip(drafted, self._error, strict=False)]
+        ids = [(token + wrong) % 2048 for token, wrong in zip(drafted, self._error, strict=False)]
+        return Draft(ids, torch.nn.functional.one_hot(torch.tensor(ids), 2048).float())
 
 
 def test_plain_decoding_ends_with_a_stop_token(target: HfTarget, plain: list[list[int]]) -> None:

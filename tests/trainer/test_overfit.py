@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
 from draftfleet import tokens
 from draftfleet.settings import load
 from trainer import algorithms, targets
+from trainer.algorithms.eagle3 import Eagle3
 from trainer.measure import count, measure
 from trainer.speculate import Limits, decode_batch
 from trainer.targets import Row
@@ -29,9 +32,19 @@ QUESTIONS = [
 MAX_STEPS, LR = 72, 3e-3
 
 
-def test_a_drafter_of_16_answers_gets_more_than_three_and_a_half_tokens_from_each_pass() -> None:
+OPTIONS = {
+    "soft_ce": {},
+    "forward_kl": {"draft_vocab_size": 640, "head": "frozen", "norm_before_fc": True},
+    "lk": {"style": "qwen3", "fc_norm": True, "norm_output": True},
+}
+"""Beside each loss, others of the options, so that each is trained with once."""
+
+
+@pytest.mark.parametrize("loss", OPTIONS)
+def test_a_drafter_of_16_answers_gets_more_than_three_and_a_half_tokens_from_each_pass(loss: str) -> None:
     limits = Limits(96, 1024)
-    settings = load(flags={"target.path": TINY})
+    knobs: dict[str, Any] = {"loss": loss, **OPTIONS[loss]}
+    settings = load(flags={"target.path": TINY} | {f"eagle3.{name}": value for name, value in knobs.items()})
     target = targets.load(settings, [2, 4, 6], torch.device("cpu"))
     assert isinstance(target, HfTarget)
     tokenizer = tokens.load(TINY)
@@ -42,9 +55,18 @@ def test_a_drafter_of_16_answers_gets_more_than_three_and_a_half_tokens_from_eac
         rows.append(Row(f"row-{len(rows)}", torch.tensor(prompt + answer), mask))
     torch.manual_seed(0)
     algorithm = algorithms.build(algorithms.configure(settings, target), target)
+    assert isinstance(algorithm, Eagle3)
+    if "draft_vocab_size" in knobs:
+        counts = torch.cat([row.ids[row.mask] for row in rows]).bincount(minlength=len(target.embedding))
+        algorithm.drafter.take_vocabulary(counts.topk(knobs["draft_vocab_size"]).indices.sort()[0], target)
     untrained = count(measure(algorithm, target, prompts[:2], limits=limits, k=3).answers, 3)
 
-    optimizer = torch.optim.AdamW(algorithm.drafter.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0)
+    optimizer = torch.optim.AdamW(
+        [weight for weight in algorithm.drafter.parameters() if weight.requires_grad],
+        lr=LR,
+        betas=(0.9, 0.95),
+        weight_decay=0,
+    )
     batches = [rows[start::4] for start in range(4)]
     layouts = [algorithm.collate(captured) for captured in target.capture(batches)]
     for step in range(MAX_STEPS):

@@ -4,19 +4,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol
+from threading import Event
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
+from transformers import AutoConfig
 
 from draftfleet.errors import SettingsError
+from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from trainer.drafter import DrafterConfig
-from trainer.targets import Captured, Target
+from trainer.targets import Captured, Target, default_layers
+from trainer.team import Team
 
-ALGORITHMS = {"eagle3": "trainer.algorithms.eagle3"}
-"""Each module has `configure(settings, target) -> DrafterConfig` and `build(config, target) -> Algorithm`."""
+ALGORITHMS = {"eagle3": "trainer.algorithms.eagle3", "dflash": "trainer.algorithms.dflash"}
+"""Each module has `configure(settings, target) -> DrafterConfig` and `build(config, target) -> Algorithm`; one whose
+drafter has more before its first step has `begin` too, and one that sees other layers than
+`trainer.targets.default_layers` has `default_layers(num_layers) -> list[int]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +32,31 @@ class Loss:
 
     total: Tensor  # scalar, summed over tokens
     num_tokens: int  # with a loss; each of them has one at every draft step
-    metrics: dict[str, Tensor]  # sums, each divided by `num_tokens` when logged: loss_0, accuracy_0, acceptance_0, ...
+    weight: float  # what `total` is divided by: `num_tokens`, or the sum of their weights
+    metrics: dict[str, Tensor]
+    """Sums by draft step: loss_0, accuracy_0, acceptance_0, ...; logged over `count_0`, ..., else over `num_tokens`."""
+
+
+class Draft(NamedTuple):
+    """Drafted tokens, and the logits (k, V) over the target's vocabulary that they were chosen from."""
+
+    ids: list[int]
+    logits: Tensor
+
+
+Choose = Callable[[Tensor], Tensor]
+"""Chooses a token from each row of logits: (n, V) -> (n,)."""
+
+
+def greedy(logits: Tensor) -> Tensor:
+    return logits.argmax(-1)
 
 
 class Proposer(Protocol):
     """Drafting for one sequence, with a cache of its own."""
 
-    def propose(self, ids: Tensor, hidden: Tensor, k: int) -> list[int]:
-        """Draft `k` tokens greedily.
+    def propose(self, ids: Tensor, hidden: Tensor, k: int, choose: Choose = greedy) -> Draft:
+        """Draft at most `k` tokens, each chosen by `choose` from its logits.
 
         `hidden` (n, K*D) are the target's states that are new since the last call; `ids` (n,) are the tokens after
         each, so that the last is the token just chosen by the target. With prompt x0..x4 and first answer token x5 the
@@ -62,6 +86,18 @@ def _module(name: str) -> Any:
     return import_module(ALGORITHMS[name])
 
 
+def layers_seen(settings: Settings) -> list[int] | None:
+    """Those that are set, else the algorithm's own. None if the target does not say how deep it is: it will say why."""
+    if settings.trainer.layers is not None or not settings.target.path:
+        return settings.trainer.layers
+    try:
+        config = AutoConfig.from_pretrained(settings.target.path).get_text_config()
+    except (OSError, ValueError, KeyError):
+        return None
+    choose = getattr(_module(settings.trainer.algorithm), "default_layers", default_layers)
+    return choose(config.num_hidden_layers)
+
+
 def configure(settings: Settings, target: Target) -> DrafterConfig:
     """The shape of a new drafter for this target."""
     return _module(settings.trainer.algorithm).configure(settings, target)
@@ -70,3 +106,16 @@ def configure(settings: Settings, target: Target) -> DrafterConfig:
 def build(config: DrafterConfig, target: Target) -> Algorithm:
     """A drafter of this shape, freshly initialised from torch's generator."""
     return _module(config.algorithm).build(config, target)
+
+
+def begin(
+    run: Run, settings: Settings, target: Target, team: Team, stop: Event, *, held: DrafterConfig | None = None
+) -> Algorithm | None:
+    """The drafter that the settings name, at its first step; `held` is what its checkpoint says it is, if it has one.
+
+    None if asked to stop while it waited for samples. Every process of the team must call it.
+    """
+    module = _module(settings.trainer.algorithm)
+    if hasattr(module, "begin"):
+        return module.begin(run, settings, target, team, stop, held=held)
+    return module.build(module.configure(settings, target), target)

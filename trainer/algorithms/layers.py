@@ -65,7 +65,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Projections of an attention whose input is the token's embedding beside the hidden state, so twice as wide."""
+    """Projections of an attention whose input is the token's embedding beside the hidden state, so twice as wide.
+
+    In Qwen3's style queries and keys are normed, head by head, before they are turned.
+    """
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
@@ -75,15 +78,23 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(width, config.num_key_value_heads * size, bias=False)
         self.v_proj = nn.Linear(width, config.num_key_value_heads * size, bias=False)
         self.o_proj = nn.Linear(config.num_attention_heads * size, config.hidden_size, bias=False)
+        is_normed = config.style == "qwen3"
+        self.q_norm = RMSNorm(size, config.rms_norm_eps) if is_normed else None
+        self.k_norm = RMSNorm(size, config.rms_norm_eps) if is_normed else None
 
     def query(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x (Q, 2H) -> (Q, h, d)"""
-        return rotate(self.q_proj(x).unflatten(-1, (-1, self.size)), cos, sin)
+        return rotate(self._heads(self.q_proj(x), self.q_norm), cos, sin)
 
     def key_value(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """x (P, 2H) -> key and value, each (P, n, d)"""
-        key = rotate(self.k_proj(x).unflatten(-1, (-1, self.size)), cos, sin)
-        return key, self.v_proj(x).unflatten(-1, (-1, self.size))
+        key = rotate(self._heads(self.k_proj(x), self.k_norm), cos, sin)
+        return key, self._heads(self.v_proj(x), None)
+
+    def _heads(self, projected: Tensor, norm: RMSNorm | None) -> Tensor:
+        """(Q, h*d) -> (Q, h, d)"""
+        heads = projected.unflatten(-1, (-1, self.size))
+        return heads if norm is None else norm(heads).to(heads.dtype)
 
 
 class SwiGLU(nn.Module):

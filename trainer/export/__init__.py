@@ -1,19 +1,21 @@
 """From a checkpoint to folders that engines serve.
 
-    export/vllm/     config.json  model.safetensors  export.json
-    export/sglang/   config.json  model.safetensors  export.json
+    export/vllm/          config.json  model.safetensors  export.json  README.md
+    export/sglang/        config.json  model.safetensors  export.json  README.md
+    export/speculators/   config.json  model.safetensors  export.json  README.md
 
-The tensors are the same; the layer ids are not, and an engine given the other's folder would read the wrong layers
-without a word. `export.json` says where a folder comes from, with the layer ids in both countings.
+The tensors are the same, but for their names; the layer ids are not, and an engine given the other's folder would read
+the wrong layers without a word. `export.json` says where a folder comes from, with the layer ids in both countings.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import shlex
 import shutil
 import uuid
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -30,9 +32,13 @@ from draftfleet.storage import open_storage
 from trainer import checkpoint
 from trainer import drafter as drafters
 from trainer.drafter import DrafterConfig
-from trainer.export import native
-from trainer.export.check import check
-from trainer.export.formats import FORMATS, format_named, serve_command
+from trainer.export import card
+from trainer.export.check import check, refusals
+from trainer.export.folder import CARD, CONFIG, MANIFEST, TENSORS, Manifest, Verifier, trained
+from trainer.export.formats import FORMATS, format_named
+from trainer.export.formats import serve_command as _serve_command
+from trainer.export.shapes import EMBEDDING
+from trainer.export.target import embedding, facts, licence
 
 __all__ = ["FORMATS", "check", "export", "serve_command"]
 
@@ -43,55 +49,83 @@ log = logging.getLogger(__name__)
 class _Source:
     """The checkpoint an export is made from."""
 
+    run: Run
     name: str
     step: int
     config: DrafterConfig
     tensors: dict[str, Tensor]
     dtype: str
+    target: Verifier
+    path: str
+    """Of the target."""
+    license: str | None
 
 
-def export(settings: Settings, formats: list[str]) -> dict[str, Path]:
-    """Export the newest checkpoint of `trainer.drafter` of the run, to all formats where none is named.
+def export(settings: Settings, formats: list[str], *, license: str | None = None) -> dict[str, Path]:
+    """Export the newest checkpoint of `trainer.drafter` of the run; where no format is named, to all that can hold it.
 
     Each folder is written aside, read again and checked, and then put in place; an older export is replaced, a newer
-    one never. Raises DrafterError, RunMissing, SettingsError or TargetError.
+    one never. `license` is for the model card; unset, the target's. Raises DrafterError, RunMissing, SettingsError or
+    TargetError.
     """
-    names = formats or list(FORMATS)
-    for name in names:
+    for name in formats:
         format_named(name)
+    source = _source(settings, license)
+    able = {name: refusals(source.config, name, source.target) for name in formats or FORMATS}
+    refused = {name: reasons for name, reasons in able.items() if reasons}
+    if refused and (formats or len(refused) == len(able)):
+        lines = "\n".join(f"  {name}: {reason}" for name, reasons in refused.items() for reason in reasons)
+        raise DrafterError(f"drafter {source.name} would not be served as it was trained:\n{lines}")
+    for name, reasons in refused.items():
+        log.warning(event("format left out", format=name, drafter=source.name, because="; ".join(reasons)))
+    home = source.run.drafter_dir(source.name) / "export"
+    exported = {name: _export_one(source, name, home / name) for name in able if name not in refused}
+    share(source.run, source.name, "export")
+    return exported
+
+
+def serve_command(format_name: str, folder: Path, target: str, k: int) -> str:
+    """The command line that serves `target` with the drafter in `folder`, at most `k` tokens drafted per step."""
+    return shlex.join(_serve_command(format_name, folder, target, k))
+
+
+def _source(settings: Settings, license: str | None) -> _Source:
     run = Run.open(open_storage(settings.storage), settings.run)
-    folder = run.drafter_dir(settings.trainer.drafter)
+    name = settings.trainer.drafter
+    folder = run.drafter_dir(name)
     for part in ("checkpoints", "export"):
-        fetch(run, settings.trainer.drafter, part)
+        fetch(run, name, part)
     newest = checkpoint.latest(folder)
     if newest is None:
         raise DrafterError(f"{folder} has no whole checkpoint: train first with `draftfleet train --run {run.name}`.")
     config, tensors = drafters.load(newest)
-    dtype = _dtype(settings, config)
-    source = _Source(settings.trainer.drafter, checkpoint.step_of(newest), config, tensors, dtype)
-    exported = {name: _export_one(source, name, folder / "export" / name) for name in names}
-    share(run, settings.trainer.drafter, "export")
-    return exported
-
-
-def _dtype(settings: Settings, config: DrafterConfig) -> str:
-    """The target's unless set: engines run a drafter in the target's type and convert it as they load it.
-
-    A float32 folder beside a bfloat16 target would only be twice as large, and SGLang reads float32 as float16.
-    """
-    if settings.export.dtype != "auto":
-        return settings.export.dtype
-    from transformers import AutoConfig  # noqa: PLC0415 - takes a second, and only this needs it
-
     path = settings.target.path or config.target
+    dtype, architectures = _of_target(settings, path)
+    target = Verifier(settings.export.target_name or _absolute(path), architectures)
+    step = checkpoint.step_of(newest)
+    return _Source(run, name, step, config, tensors, dtype, target, path, license or licence(path))
+
+
+def _of_target(settings: Settings, path: str) -> tuple[str, list[str]]:
+    """The type of the weights and the target's architectures.
+
+    The type is the target's unless set: engines run a drafter in the target's type and convert it as they load it. A
+    float32 folder beside a bfloat16 target would only be twice as large, and SGLang reads float32 as float16.
+    """
+    is_set = settings.export.dtype != "auto"
     try:
-        dtype = AutoConfig.from_pretrained(path).get_text_config().dtype
-    except (OSError, ValueError) as error:
-        raise TargetError(
-            f"the target {path or '(unset)'} could not be asked for its dtype: {error} "
-            "Set target.path to its folder, or export.dtype to bfloat16, float16 or float32."
-        ) from None
-    return str(dtype or torch.float32).removeprefix("torch.")
+        found = facts(path)
+    except TargetError as error:
+        if not is_set:
+            raise
+        log.warning(event("target not asked for its architecture", error=error))
+        return settings.export.dtype, []
+    return settings.export.dtype if is_set else found.dtype, found.architectures
+
+
+def _absolute(path: str) -> str:
+    """A folder's path in full: engines are started elsewhere. A name of the hub stays one."""
+    return str(Path(path).absolute()) if path and Path(path).is_dir() else path
 
 
 def _export_one(source: _Source, format_name: str, folder: Path) -> Path:
@@ -105,6 +139,7 @@ def _export_one(source: _Source, format_name: str, folder: Path) -> Path:
     try:
         _write(staged, source, format_name)
         check(staged, format_name, source.config)
+        (staged / CARD).write_text(_card(source, format_name), encoding="utf-8")
         _put(staged, folder)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
@@ -122,25 +157,52 @@ def _export_one(source: _Source, format_name: str, folder: Path) -> Path:
 
 
 def _write(folder: Path, source: _Source, format_name: str) -> None:
-    config = {
-        **native.config(source.config, source.dtype),
-        **format_named(format_name).write_layers(source.config.layers),
+    format = format_named(format_name)
+    config = format.config(source.config, source.dtype, source.target)
+    manifest = Manifest(
+        format=format_name,
+        drafter=source.name,
+        step=source.step,
+        target=source.target.name,
+        target_architectures=source.target.architectures,
+        num_target_layers=source.config.num_target_layers,
+        layers_after=source.config.layers,
+        layers_before=[layer + 1 for layer in source.config.layers],
+        trained=trained(source.config) | {"target": source.target.name},
+        draftfleet=draftfleet.__version__,
+    )
+    dtype = getattr(torch, source.dtype)
+    tensors = {format.tensor_name(name): tensor for name, tensor in source.tensors.items()}
+    if source.config.algorithm in format.WITH_EMBEDDING:
+        tensors[EMBEDDING] = embedding(source.path, source.config.vocab_size, source.config.hidden_size)
+    tensors = {
+        name: (tensor.to(dtype) if tensor.is_floating_point() else tensor).contiguous()
+        for name, tensor in tensors.items()
     }
-    manifest = {
-        "format": format_name,
-        "drafter": source.name,
-        "step": source.step,
-        "target": source.config.target,
-        "num_target_layers": source.config.num_target_layers,
-        "layers_after": source.config.layers,
-        "layers_before": [layer + 1 for layer in source.config.layers],
-        "draftfleet": draftfleet.__version__,
-    }
-    tensors = {name: tensor.to(getattr(torch, source.dtype)).contiguous() for name, tensor in source.tensors.items()}
     folder.mkdir(parents=True)
-    (folder / native.CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-    (folder / native.MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-    save_file(tensors, folder / native.TENSORS, metadata={"format": "pt"})
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    (folder / MANIFEST).write_text(json.dumps(asdict(manifest), indent=2) + "\n")
+    save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
+
+
+def _card(source: _Source, format_name: str) -> str:
+    config = source.config
+    k = config.block_size - 1 if config.block_size else config.ttt_steps
+    command = format_named(format_name).serve_command(Path("FOLDER"), config, card.shown(source.target.name), k)
+    return card.text(
+        card.Facts(
+            run=source.run,
+            drafter=source.name,
+            step=source.step,
+            format=format_name,
+            config=config,
+            target=source.target.name,
+            license=source.license,
+            dtype=source.dtype,
+            num_parameters=sum(tensor.numel() for tensor in source.tensors.values() if tensor.is_floating_point()),
+            command=shlex.join(command),
+        )
+    )
 
 
 def _put(staged: Path, folder: Path) -> None:
@@ -157,7 +219,7 @@ def _step_of(folder: Path) -> int | None:
     if not folder.exists():
         return None
     try:
-        return int(json.loads((folder / native.MANIFEST).read_text())["step"])
+        return int(json.loads((folder / MANIFEST).read_text())["step"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DrafterError(
             f"{folder} is there and is no export of draftfleet ({error!r}): move it away, it is not overwritten."

@@ -2,31 +2,52 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from draftfleet.errors import SettingsError
+from trainer.drafter import DrafterConfig
+from trainer.export.folder import CONFIG, Verifier
 
-FORMATS = {"vllm": "trainer.export.vllm", "sglang": "trainer.export.sglang"}
+FORMATS = {
+    "vllm": "trainer.export.vllm",
+    "sglang": "trainer.export.sglang",
+    "speculators": "trainer.export.speculators",
+}
 
 
 class Format(Protocol):
-    """How one engine is told the layers. Layer ids are A ids here (trainer.targets); the format converts."""
+    """How a folder is written for one engine. Layer ids are A ids here (trainer.targets); the format converts."""
 
     FOREIGN: tuple[str, ...]
+    """Fields that may not be there: other places for what is told, or what the engine would act on."""
 
-    def write_layers(self, layers: list[int]) -> dict[str, Any]:
-        """The fields of config.json that name the layers."""
+    WITH_EMBEDDING: tuple[str, ...]
+    """Algorithms whose folders hold a copy of the target's embedding."""
+
+    def config(self, drafter: DrafterConfig, dtype: str, target: Verifier) -> dict[str, Any]:
+        """config.json."""
         ...
 
-    def read_layers(self, config: dict[str, Any]) -> list[int]:
-        """Raises KeyError where the engine would not find them."""
+    def read(self, config: Mapping[str, Any], target: Verifier) -> DrafterConfig:
+        """The drafter that a config.json describes. It need not say how deep the target is (0).
+
+        Raises KeyError naming what is missing and the engine would guess, ValueError for what no drafter of ours is.
+        """
         ...
 
-    def last_layer(self, num_target_layers: int) -> int: ...
+    def tensor_name(self, name: str) -> str:
+        """The format's name of a tensor."""
+        ...
 
-    def serve_command(self, folder: Path, target: str, k: int) -> str: ...
+    def refusals(self, drafter: DrafterConfig, target: Verifier) -> Iterator[str]:
+        """Why the engine would serve such a drafter otherwise than it was trained."""
+        ...
+
+    def serve_command(self, folder: Path, drafter: DrafterConfig, target: str, k: int) -> list[str]: ...
 
 
 def format_named(name: str) -> Format:
@@ -36,6 +57,11 @@ def format_named(name: str) -> Format:
     return cast(Format, import_module(FORMATS[name]))
 
 
-def serve_command(format_name: str, folder: Path, target: str, k: int) -> str:
-    """The command line that serves `target` with the drafter in `folder`, `k` tokens drafted per step."""
-    return format_named(format_name).serve_command(folder, target, k)
+def serve_command(format_name: str, folder: Path, target: str, k: int) -> list[str]:
+    """The command line that serves `target` with the drafter in `folder`, at most `k` tokens drafted per step.
+
+    A DFlash drafter drafts what is left of a block beside its anchor: fewer may be asked for, never more.
+    """
+    format = format_named(format_name)
+    drafter = format.read(json.loads((folder / CONFIG).read_text()), Verifier(target))
+    return format.serve_command(folder, drafter, target, min(k, drafter.block_size - 1) if drafter.block_size else k)

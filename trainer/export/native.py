@@ -1,111 +1,139 @@
-"""The native EAGLE-3 folder that vLLM and SGLang both read: config.json and model.safetensors.
+"""The native folders that vLLM and SGLang both read: EAGLE-3 without its layer ids, and DFlash whole.
 
-The engines agree on the tensors and on most of the configuration. They differ in how the layer ids are written, which
-is what a format adds (trainer.export).
+The engines agree on the tensors, on most of EAGLE-3's configuration and on all of DFlash's, which is z-lab's. Where
+EAGLE-3's layer ids stand and how they count is what a format adds.
 
-Every flag is written, since a flag that is left out means different things to different engines and releases. The
-embedding is left out: both engines share the target's, and one that differs from it would be used as it is. The
-vocabulary is the whole one, so there is no `d2t` and no `t2d`.
+    causality of DFlash, as both engines find it   is_causal, else (vLLM) dflash_config.causal, else
+                                                   a layer of sliding attention is causal, one of full attention is not
 """
-
-# H hidden size of the drafter, D of the target, K chosen layers, I intermediate size, V vocabulary
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from trainer.drafter import DrafterConfig
+from trainer.export import fields
+from trainer.export.shapes import draft_vocab_size
 
-CONFIG, TENSORS, MANIFEST = "config.json", "model.safetensors", "export.json"
+FLAGS = ("norm_before_residual", "norm_before_fc", "norm_output", "fc_norm")
+SLIDING = "sliding_attention"
+WITH_EMBEDDING: tuple[str, ...] = ()
+"""Both engines share the target's, and one that differs from it would be used as it is."""
 
-COPIED = (
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "hidden_act",
-    "rms_norm_eps",
-    "max_position_embeddings",  # an engine drafts nothing beyond it
-    "vocab_size",
-    "target_hidden_size",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
+FOREIGN = (*fields.FOREIGN, "target_layer_ids", "dspark_target_layer_ids", "is_causal", "mask_token")
+UNKNOWN = (
+    "conv_kernel_size",
+    "selector_rank",
+    "projector_type",
+    "attention_sink_bias",
+    "attention_value_scale",
+    "output_multiplier",
+    "final_logit_softcapping",
+    "use_swa",
+    "sample_from_anchor",
 )
-"""Fields that have one name in drafter.json and in config.json."""
+"""What `dflash_config` may ask for and no drafter of ours does."""
 
 
-def config(drafter: DrafterConfig, dtype: str) -> dict[str, Any]:
-    """config.json without the layer ids."""
+def eagle3(drafter: DrafterConfig, dtype: str) -> dict[str, Any]:
+    """config.json of EAGLE-3 without the layer ids and the architecture."""
     return {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        "num_hidden_layers": 1,
-        **{name: getattr(drafter, name) for name in COPIED},
-        "draft_vocab_size": drafter.vocab_size,
+        **fields.decoder(drafter, dtype),
+        "draft_vocab_size": draft_vocab_size(drafter),
         "num_aux_hidden_states": len(drafter.layers),
-        **_rope(drafter.rope_parameters),
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "norm_before_residual": False,
-        "norm_output": False,
-        "fc_norm": False,
-        "norm_before_fc": False,
-        # Transformers 5 reads `dtype`, engines on Transformers 4 read `torch_dtype`.
-        "dtype": dtype,
-        "torch_dtype": dtype,
+        **{name: getattr(drafter, name) for name in FLAGS},
     }
 
 
-def _rope(parameters: dict[str, Any]) -> dict[str, Any]:
-    """RoPE in both schemas: Transformers 5 drops the old one, and with it YaRN, in silence; engines still read it."""
-    old = {name: value for name, value in parameters.items() if name != "rope_theta"}
-    fields: dict[str, Any] = {
-        "rope_parameters": parameters,
-        "rope_theta": parameters["rope_theta"],
-        "rope_scaling": None if old.get("rope_type", "default") == "default" else old,
-    }
-    if "partial_rotary_factor" in parameters:
-        fields["partial_rotary_factor"] = parameters["partial_rotary_factor"]
-    return fields
-
-
-def read(config: dict[str, Any], layers: list[int]) -> DrafterConfig:
-    """The drafter that a config.json describes. It does not say how deep the target is (0) and what it is ("").
-
-    Raises KeyError naming a field that is missing.
-    """
-    if "rope_theta" not in config["rope_parameters"]:
-        raise KeyError("rope_parameters.rope_theta")
+def read_eagle3(config: Mapping[str, Any], layers: list[int]) -> DrafterConfig:
+    vocab_size = config["vocab_size"]
+    size = config.get("draft_vocab_size")
     return DrafterConfig(
         algorithm="eagle3",
         target="",
         layers=layers,
         num_target_layers=0,
-        rope_parameters=config["rope_parameters"],
-        **{name: config[name] for name in COPIED},
+        draft_vocab_size=None if size in (None, vocab_size) else size,
+        **{name: bool(config.get(name)) for name in FLAGS},
+        **fields.read(config),
     )
 
 
-def shapes(drafter: DrafterConfig) -> dict[str, tuple[int, ...]]:
-    """The tensors, by name. The embedding of the next token comes first in the 2H that attention reads."""
-    H, I, V = drafter.hidden_size, drafter.intermediate_size, drafter.vocab_size
-    queries = drafter.num_attention_heads * drafter.head_dim
-    keys = drafter.num_key_value_heads * drafter.head_dim
-    return {
-        "fc.weight": (H, len(drafter.layers) * drafter.target_hidden_size),
-        "midlayer.input_layernorm.weight": (H,),
-        "midlayer.hidden_norm.weight": (H,),
-        "midlayer.self_attn.q_proj.weight": (queries, 2 * H),
-        "midlayer.self_attn.k_proj.weight": (keys, 2 * H),
-        "midlayer.self_attn.v_proj.weight": (keys, 2 * H),
-        "midlayer.self_attn.o_proj.weight": (H, queries),
-        "midlayer.post_attention_layernorm.weight": (H,),
-        "midlayer.mlp.gate_proj.weight": (I, H),
-        "midlayer.mlp.up_proj.weight": (I, H),
-        "midlayer.mlp.down_proj.weight": (H, I),
-        "norm.weight": (H,),
-        "lm_head.weight": (V, H),
+def dflash(drafter: DrafterConfig, dtype: str) -> dict[str, Any]:
+    """config.json of DFlash. The mask's id and the block's size stand in both places where an engine looks."""
+    inner: dict[str, Any] = {
+        "mask_token_id": drafter.mask_token_id,
+        "target_layer_ids": list(drafter.layers),
+        "block_size": drafter.block_size,
+        "use_aux_hidden_state": True,
+        "sample_from_anchor": False,
     }
+    outer: dict[str, Any] = {}
+    if (causal := causality(drafter)) is not None:
+        inner["causal"] = outer["is_causal"] = causal
+    return {
+        "architectures": ["DFlashDraftModel"],
+        **fields.decoder(drafter, dtype),
+        "block_size": drafter.block_size,
+        "mask_token_id": drafter.mask_token_id,
+        "num_target_layers": drafter.num_target_layers or None,
+        **outer,
+        "dflash_config": inner,
+    }
+
+
+def causality(drafter: DrafterConfig) -> bool | None:
+    """Whether the slots of a block see only those before them, in all layers; None if layers differ in it."""
+    if drafter.causal is not None:
+        return drafter.causal
+    return _default_causality(fields.layer_types(drafter))
+
+
+def _default_causality(kinds: list[str]) -> bool | None:
+    each = {kind == SLIDING for kind in kinds}
+    return each.pop() if len(each) == 1 else None
+
+
+def read_dflash(config: Mapping[str, Any]) -> DrafterConfig:
+    inner = config.get("dflash_config") or {}
+    for name in UNKNOWN:
+        if inner.get(name):
+            raise ValueError(f"dflash_config.{name} = {inner[name]!r}: no drafter of draftfleet has that")
+    layers = inner.get("target_layer_ids") or config.get("target_layer_ids")
+    if not layers:
+        raise KeyError("dflash_config.target_layer_ids")
+    mask = inner.get("mask_token_id", config.get("mask_token_id"))
+    if mask is None:
+        raise KeyError("dflash_config.mask_token_id")
+    block = inner.get("block_size") or config.get("block_size")
+    if block is None:
+        raise KeyError("block_size")
+    decoder: dict[str, Any] = {**fields.read(config), "style": "qwen3"}
+    flag = config.get("is_causal")
+    causal = flag if flag is not None else inner.get("causal")
+    return DrafterConfig(
+        algorithm="dflash",
+        target="",
+        layers=[int(layer) for layer in layers],
+        num_target_layers=inner.get("num_target_layers") or config.get("num_target_layers") or 0,
+        block_size=block,
+        mask_token_id=mask,
+        **attention(config, causal),
+        **decoder,
+    )
+
+
+def attention(config: Mapping[str, Any], causal: bool | None) -> dict[str, Any]:
+    """Kinds of layers and their causality, `causal` being what a flag says of all of them."""
+    kinds = list(config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"])
+    return {
+        "layer_types": kinds,
+        "sliding_window": config.get("sliding_window") if SLIDING in kinds else None,
+        "causal": None if causal is None or causal == _default_causality(kinds) else bool(causal),
+    }
+
+
+def tensor_name(name: str) -> str:
+    """As in training."""
+    return name

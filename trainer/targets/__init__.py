@@ -29,6 +29,7 @@ class Row:
     key: str
     ids: Tensor  # (T,) int64
     mask: Tensor  # (T,) bool
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

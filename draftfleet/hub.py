@@ -1,4 +1,4 @@
-"""Uploading an export to the Hugging Face Hub, or to the hub that HF_ENDPOINT names.
+"""Uploading a folder to the Hugging Face Hub, or to the hub that HF_ENDPOINT names.
 
 The token comes from the environment alone, HF_TOKEN: not from a flag, which everybody on a machine can read, and not
 from a file that another program left. It is never shown.
@@ -11,13 +11,12 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from draftfleet.errors import HubError
 from draftfleet.redaction import redact, remember
 
 TOKEN = "HF_TOKEN"
-KIND = "dataset"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +26,7 @@ class Place:
     repo: str
     private: bool = False
     revision: str | None = None
+    kind: Literal["dataset", "model"] = "dataset"
 
 
 class Hub:
@@ -57,7 +57,7 @@ class Hub:
         with self._told():
             self._api.whoami()
             try:
-                self._api.repo_info(place.repo, repo_type=KIND, revision=place.revision)
+                self._api.repo_info(place.repo, repo_type=place.kind, revision=place.revision)
                 self._has_repo = self._has_revision = True
             except errors.RevisionNotFoundError:
                 self._has_repo = True
@@ -74,12 +74,12 @@ class Hub:
         place = self._place
         with self._told(after=f" The export is whole and in {folder}: once this is mended, run it with --overwrite."):
             if not self._has_repo:
-                self._api.create_repo(place.repo, repo_type=KIND, private=place.private)
+                self._api.create_repo(place.repo, repo_type=place.kind, private=place.private)
             if place.revision is not None and not self._has_revision:
-                self._api.create_branch(place.repo, repo_type=KIND, branch=place.revision, exist_ok=True)
+                self._api.create_branch(place.repo, repo_type=place.kind, branch=place.revision, exist_ok=True)
             commit = self._api.upload_folder(
                 repo_id=place.repo,
-                repo_type=KIND,
+                repo_type=place.kind,
                 folder_path=folder,
                 revision=place.revision,
                 commit_message=message,

@@ -1,0 +1,336 @@
+"""The model card, and `draftfleet export --push-to-hub` against a hub of the test's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from draftfleet.runs import Run
+from draftfleet.settings import Settings
+from trainer.export import FORMATS, export
+
+TOKEN = "hf_abcdefghijklmnopqrstuvwxyz"
+COMMIT = "0" * 40
+
+NAMED = ("--set", "export.target_name=Qwen/Qwen3-8B")
+
+EVALUATION: dict[str, Any] = {
+    "checkpoint": "step-000200",
+    "k": 3,
+    "prompts": 64,
+    "acceptance_length": 2.9512,
+    "acceptance_per_position": [0.85, 0.65, 0.45],
+    "lossless": True,
+    "domains": {"code": {"acceptance_length": 3.1, "acceptance_per_position": [0.9, 0.7, 0.5]}},
+}
+
+
+def front(card: str) -> dict[str, Any]:
+    return yaml.safe_load(card.split("---\n")[1])
+
+
+def card_of(settings: Settings, format_name: str = "vllm", **given: Any) -> str:
+    return (export(settings, [format_name], **given)[format_name] / "README.md").read_text()
+
+
+@pytest.fixture
+def say(settings: Settings, run: Run) -> Callable[[str, dict[str, Any]], None]:
+    """Put a JSON file into the drafter's folder."""
+    return lambda name, said: run.storage.put(
+        f"{run.name}/drafters/{settings.trainer.drafter}/{name}", json.dumps(said).encode()
+    )
+
+
+@pytest.mark.parametrize("algorithm", ["eagle3", "dflash"])
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_a_card_says_what_the_drafter_is_and_how_it_is_served(
+    settings: Settings, make: Any, put: Any, target: Path, algorithm: str, format_name: str
+) -> None:
+    put(make(algorithm, layers=[1, 3, 5]))
+
+    card = card_of(settings, format_name)
+
+    assert front(card)["license"] == "apache-2.0"  # the target's
+    assert {"speculative-decoding", algorithm, format_name} <= set(front(card)["tags"])
+    assert "[1, 3, 5]" in card
+    assert "[2, 4, 6]" in card
+    assert "FOLDER" in card
+    assert "toy-target, 8 layers" in card
+    assert "Not measured." in card
+    assert str(target.parent) not in card
+
+
+def test_the_acceptance_table_has_all_prompts_and_each_domain(
+    settings: Settings, put: Any, say: Callable[[str, dict[str, Any]], None]
+) -> None:
+    put()
+    say("evaluation.json", EVALUATION)
+
+    card = card_of(settings)
+
+    assert "3 tokens drafted per pass, 64 held-out prompts" in card
+    assert "between 1 and 4" in card
+    assert "| all | 2.951 | 0.850 / 0.650 / 0.450 |" in card
+    assert "| domains: code | 3.100 | 0.900 / 0.700 / 0.500 |" in card
+    assert "All answers were those of the target alone" in card
+    assert "Measured on" not in card
+
+
+def test_figures_of_another_checkpoint_are_marked(
+    settings: Settings, put: Any, say: Callable[[str, dict[str, Any]], None]
+) -> None:
+    put(step=400)
+    say("evaluation.json", EVALUATION)
+
+    assert "**Measured on step-000200, not on step 400, which this folder holds.**" in card_of(settings)
+
+
+def test_settings_and_data_are_told_without_places_of_this_machine(
+    settings: Settings, put: Any, say: Callable[[str, dict[str, Any]], None]
+) -> None:
+    put()
+    pinned = {"trainer": {"lr": 1e-4, "device": "cuda:1"}, "eagle3": {"start_from": "/home/me/old"}}
+    say("drafter-settings.json", pinned | {"target": {"path": "/home/me/target"}})
+    say("progress.json", {"trained_tokens": 1234567})
+
+    card = card_of(settings)
+
+    assert "| `trainer.lr` | 0.0001 |" in card
+    assert "1,234,567 tokens with a loss" in card
+    assert "/home/me" not in card
+    assert "cuda:1" not in card
+
+
+@pytest.mark.parametrize(
+    ("given", "of_target", "licence"),
+    [
+        ({}, "---\nlicense: apache-2.0\n---\n", "apache-2.0"),
+        ({}, "# no front matter\n", "unknown"),
+        ({"license": "mit"}, "---\nlicense: apache-2.0\n---\n", "mit"),
+    ],
+)
+def test_the_licence_is_the_one_that_is_given_else_the_target_s_else_not_known(
+    settings: Settings, put: Any, target: Path, given: dict[str, str], of_target: str, licence: str
+) -> None:
+    put()
+    (target / "README.md").write_text(of_target)
+
+    assert front(card_of(settings, **given))["license"] == licence
+
+
+def test_a_target_of_the_hub_is_named_as_the_base_model(settings: Settings, put: Any) -> None:
+    put()
+    named = settings.export.model_copy(update={"target_name": "Qwen/Qwen3-8B"})
+
+    card = card_of(settings.model_copy(update={"export": named}))
+
+    assert front(card)["base_model"] == "Qwen/Qwen3-8B"
+    assert "vllm serve Qwen/Qwen3-8B" in card
+
+
+# -- the hub
+
+
+class Hub(ThreadingHTTPServer):
+    """Keeps repositories of models as files."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.repos: dict[str, dict[str, bytes]] = {}
+        self.large: dict[str, bytes] = {}
+        self.commits: list[str] = []
+        self.created: list[dict[str, Any]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Hub
+
+    def log_message(self, *_: Any) -> None: ...
+
+    def do_GET(self) -> None:
+        self._route()
+
+    def do_POST(self) -> None:
+        self._route()
+
+    def do_PUT(self) -> None:
+        self._route()
+
+    def _route(self) -> None:  # noqa: PLR0911  addresses, one after the other
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        path = self.path.partition("?")[0]
+        hub = self.server
+        if path.startswith("/lfs/"):
+            hub.large[path.removeprefix("/lfs/")] = body
+            return self._answer({})
+        if self.headers.get("authorization") != f"Bearer {TOKEN}":
+            return self._answer({"error": "Invalid credentials"}, 401)
+        if path == "/api/whoami-v2":
+            return self._answer({"name": "me", "type": "user", "orgs": []})
+        if path == "/api/validate-yaml":
+            return self._answer({"errors": [], "warnings": []})
+        if path == "/api/repos/create":
+            wanted = json.loads(body)
+            hub.created.append(wanted)
+            name = f"{wanted['organization']}/{wanted['name']}"
+            hub.repos[name] = {".gitattributes": b""}
+            return self._answer({"url": f"{hub.url}/{name}", "name": name})
+        if re.fullmatch(r"/[^/]+/[^/]+\.git/info/lfs/objects/batch", path):
+            objects = [
+                one | {"actions": {"upload": {"href": f"{hub.url}/lfs/{one['oid']}", "header": {}}}}
+                for one in json.loads(body)["objects"]
+            ]
+            return self._answer({"transfer": "basic", "objects": objects})
+        found = re.fullmatch(r"/api/models/([^/]+/[^/]+?)(?:/(\w+)/main(/.*)?)?", path)
+        if found is None:
+            return self._answer({"error": path}, 404)
+        if found[1] not in hub.repos:
+            return self._answer({"error": "Repository not found"}, 404, "RepoNotFound")
+        return self._answer(self._of(hub.repos[found[1]], found[1], found[2], body))
+
+    def _of(self, files: dict[str, bytes], name: str, what: str | None, body: bytes) -> Any:
+        match what:
+            case None | "revision":
+                return {"id": name, "sha": COMMIT, "siblings": [{"rfilename": file} for file in files]}
+            case "tree":
+                return [{"type": "file", "path": file, "size": 1, "oid": COMMIT} for file in files]
+            case "preupload":
+                return {
+                    "files": [
+                        {
+                            "path": one["path"],
+                            "uploadMode": "lfs" if one["path"].endswith(".safetensors") else "regular",
+                            "shouldIgnore": False,
+                            "oid": None,
+                        }
+                        for one in json.loads(body)["files"]
+                    ]
+                }
+            case _:
+                return self._commit(name, files, body)
+
+    def _commit(self, name: str, files: dict[str, bytes], body: bytes) -> Any:
+        import base64
+
+        for line in map(json.loads, body.decode().splitlines()):
+            value = line["value"]
+            match line["key"]:
+                case "header":
+                    self.server.commits.append(value["summary"])
+                case "deletedFile":
+                    del files[value["path"]]
+                case "file":
+                    files[value["path"]] = base64.b64decode(value["content"])
+                case _:
+                    files[value["path"]] = self.server.large[value["oid"]]
+        return {"commitUrl": f"{self.server.url}/{name}/commit/{COMMIT}", "commitOid": COMMIT}
+
+    def _answer(self, said: Any, status: int = 200, code: str | None = None) -> None:
+        raw = json.dumps(said).encode()
+        self.send_response(status)
+        if code is not None:
+            self.send_header("X-Error-Code", code)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with Hub() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def push(settings: Settings, put: Any, tmp_path: Path, hub: Hub) -> Callable[..., subprocess.CompletedProcess[str]]:
+    put()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    environment |= {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HOME": str(tmp_path / "hf")}
+    environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+
+    def call(*args: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "draftfleet", "export", "--run", settings.run, *NAMED, *args]
+        command += ["--storage", settings.storage.url]
+        ended = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=False
+        )
+        assert TOKEN not in ended.stdout + ended.stderr
+        return ended
+
+    return call
+
+
+def test_a_model_on_the_hub_holds_what_the_folder_holds(push: Any, hub: Hub) -> None:
+    ended = push("--format", "vllm", "--push-to-hub", "me/drafter", "--private")
+
+    assert ended.returncode == 0, ended.stderr
+    said = json.loads(ended.stdout)
+    assert said["hub"] == f"{hub.url}/me/drafter/commit/{COMMIT}"
+    folder = Path(said["vllm"])
+    pushed = {name: raw for name, raw in hub.repos["me/drafter"].items() if name != ".gitattributes"}
+    assert pushed == {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert {"README.md", "config.json", "export.json", "model.safetensors"} == pushed.keys()
+    assert hub.commits == ["eagle3, step 200, for vllm"]
+    (created,) = hub.created
+    assert created.get("type", "model") == "model"
+    assert created.get("private") or created.get("visibility") == "private"
+
+
+def test_a_repository_that_is_there_is_refused_before_anything_is_written(push: Any, hub: Hub) -> None:
+    hub.repos["me/drafter"] = {"old.txt": b"old"}
+
+    ended = push("--format", "vllm", "--push-to-hub", "me/drafter")
+
+    assert ended.returncode == 9
+    assert f"me/drafter on {hub.url} is there already" in ended.stderr
+    assert hub.repos["me/drafter"] == {"old.txt": b"old"}
+
+    again = push("--format", "vllm", "--push-to-hub", "me/drafter", "--overwrite")
+    assert again.returncode == 0, again.stderr
+    assert "old.txt" not in hub.repos["me/drafter"]
+
+
+@pytest.mark.parametrize("formats", [[], ["--format", "vllm", "--format", "sglang"]])
+def test_a_repository_holds_one_format(push: Any, hub: Hub, formats: list[str]) -> None:
+    ended = push(*formats, "--push-to-hub", "me/drafter")
+
+    assert ended.returncode != 0
+    assert "a repository holds one format; name it with --format: vllm, sglang, speculators" in ended.stderr
+    assert not hub.repos
+
+
+def test_a_target_that_only_this_machine_has_is_not_told_to_others(push: Any, hub: Hub, target: Path) -> None:
+    ended = push("--format", "speculators", "--push-to-hub", "me/drafter", "--set", "export.target_name=")
+    assert "set export.target_name to the target's name on the hub" in ended.stderr
+    assert not hub.repos
+
+    assert push("--format", "speculators", "--push-to-hub", "me/drafter").returncode == 0
+    pushed = b"".join(raw for name, raw in hub.repos["me/drafter"].items() if not name.endswith(".safetensors"))
+    assert b"Qwen/Qwen3-8B" in pushed
+    assert str(target.parent).encode() not in pushed
+
+
+def test_options_of_an_upload_need_one(push: Any) -> None:
+    assert "name one with --push-to-hub" in push("--private").stderr

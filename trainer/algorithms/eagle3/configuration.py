@@ -1,0 +1,117 @@
+"""The shape of an EAGLE-3 drafter: from its target and [eagle3], or from the drafter that it starts from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from draftfleet.errors import SettingsError, TargetError
+from draftfleet.settings import Settings
+from trainer.algorithms.shape import of_target
+from trainer.drafter import DrafterConfig
+from trainer.targets import Target
+
+KNOBS = {
+    "layers": "trainer.layers",
+    "draft_vocab_size": "eagle3.draft_vocab_size",
+    "style": "eagle3.style",
+    "fc_norm": "eagle3.fc_norm",
+    "norm_before_fc": "eagle3.norm_before_fc",
+    "norm_output": "eagle3.norm_output",
+    "norm_before_residual": "eagle3.norm_before_residual",
+}
+"""What a drafter to start from was built with, and the knob that must say the same."""
+
+WITHOUT_KNOB = (
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_act",
+    "rms_norm_eps",
+    "rope_parameters",
+)
+"""What it was built with and no knob says: it stays as it is."""
+
+
+def configure(settings: Settings, target: Target, start: DrafterConfig | None = None) -> DrafterConfig:
+    """A drafter as wide as the target, with its heads, its feed-forward size and its positions; or of the shape of
+    `start`, which must be of this target and of these settings.
+
+    Raises SettingsError or TargetError.
+    """
+    config, knobs = target.config, settings.eagle3
+    vocab_size = len(target.embedding)
+    if knobs.draft_vocab_size is not None and knobs.draft_vocab_size > vocab_size:
+        raise SettingsError(
+            f"eagle3.draft_vocab_size = {knobs.draft_vocab_size}: the target has a vocabulary of {vocab_size}. Unset "
+            "it to draft all of that."
+        )
+    if knobs.fc_norm and knobs.norm_before_fc:
+        raise SettingsError(
+            "eagle3.fc_norm and eagle3.norm_before_fc are both set, and norm the same states: speculators refuses such "
+            "a drafter. Choose one; fc_norm is that of EAGLE-3.1."
+        )
+    own = DrafterConfig(
+        algorithm="eagle3",
+        **of_target(settings, target),
+        style=_style(knobs.style, config, start),
+        draft_vocab_size=None if knobs.draft_vocab_size == vocab_size else knobs.draft_vocab_size,
+        ttt_steps=settings.trainer.ttt_steps,
+        step_decay=settings.trainer.step_decay,
+        loss=knobs.loss,
+        head=knobs.head,
+        fc_norm=knobs.fc_norm,
+        norm_before_fc=knobs.norm_before_fc,
+        norm_output=knobs.norm_output,
+        norm_before_residual=knobs.norm_before_residual,
+    )
+    return own if start is None else _of_the_shape_of(start, own, knobs.start_from)
+
+
+def _style(knob: str, config: Any, start: DrafterConfig | None) -> Literal["llama", "qwen3"]:
+    if knob == "auto" and start is not None:
+        return start.style
+    is_qwen3 = str(getattr(config, "model_type", "")).startswith("qwen3") if knob == "auto" else knob == "qwen3"
+    return "qwen3" if is_qwen3 else "llama"
+
+
+def _of_the_shape_of(start: DrafterConfig, own: DrafterConfig, folder: str) -> DrafterConfig:
+    """Raises TargetError where `start` is of another target, SettingsError where the settings say another drafter."""
+    if start.algorithm != own.algorithm or start.num_layers != 1:
+        raise SettingsError(
+            f"eagle3.start_from = {folder} holds a drafter of {start.algorithm} with {start.num_layers} layers: "
+            "name one of eagle3 with 1."
+        )
+    of_target = {
+        "hidden_size": own.target_hidden_size,
+        "target_hidden_size": own.target_hidden_size,
+        "vocab_size": own.vocab_size,
+        "num_target_layers": own.num_target_layers if start.num_target_layers else 0,  # engines' folders do not say it
+    }
+    others = [
+        f"{name} {getattr(start, name)}, not {value}"
+        for name, value in of_target.items()
+        if getattr(start, name) != value
+    ]
+    if others:
+        raise TargetError(
+            f"eagle3.start_from = {folder} holds a drafter of another target than target.path = {own.target}: "
+            f"{'; '.join(others)}."
+        )
+    wrong = [
+        f"  {knob} = {_said(getattr(own, name))}: the drafter has {_said(getattr(start, name))}"
+        for name, knob in KNOBS.items()
+        if getattr(own, name) != getattr(start, name)
+    ]
+    if wrong:
+        raise SettingsError(
+            f"eagle3.start_from = {folder} holds a drafter that these settings do not describe:\n"
+            + "\n".join(wrong)
+            + "\nSet them to what the drafter has, or name another drafter."
+        )
+    return replace(own, **{name: getattr(start, name) for name in WITHOUT_KNOB})
+
+
+def _said(value: object) -> str:
+    return "(unset)" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
