@@ -3,10 +3,12 @@
 import json
 import os
 import shlex
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +31,22 @@ from trainer.targets import Row
 pytestmark = [pytest.mark.referee, pytest.mark.timeout(2400)]
 
 ROOT = Path(__file__).parents[2]
-K = {"eagle3": 3, "dflash": 7}
-ENOUGH = {"eagle3": 3, "dflash": 6}
+RECIPES: dict[str, dict[str, Any]] = {
+    "eagle3": {},
+    "eagle3 with all options": {
+        "eagle3.style": "qwen3",
+        "eagle3.fc_norm": True,
+        "eagle3.norm_output": True,
+        "eagle3.norm_before_residual": True,
+        "eagle3.draft_vocab_size": 600,
+    },
+    "dflash": {"trainer.algorithm": "dflash"},
+}
+K = {"eagle3": 3, "eagle3 with all options": 3, "dflash": 7}
+ENOUGH = {"eagle3": 3, "eagle3 with all options": 3, "dflash": 6}
 """Acceptance lengths of an overfit drafter, of at most k + 1."""
 
-CASES = [(algorithm, name) for algorithm in K for name in ("vllm", "speculators")]
+CASES = [(recipe, name) for recipe in RECIPES for name in ("vllm", "speculators")]
 MAX_TOKENS = 128
 TOLERANCE = 0.1
 """Of acceptance lengths. Here both loops counted the same drafts; other kernels may break near-ties otherwise."""
@@ -158,12 +171,12 @@ def overfit_of(
                 "run": "overfit",
                 "storage.url": str(tmp_path_factory.mktemp("storage")),
                 "target.path": str(target),
-                "trainer.algorithm": name,
                 "trainer.layers": LAYERS,
                 "trainer.ttt_steps": K["eagle3"],
                 "dflash.num_layers": 2,
                 "dflash.block_size": K["dflash"] + 1,
                 "export.dtype": "float32",
+                **RECIPES[name],
             }
         )
         rows = [
@@ -171,7 +184,7 @@ def overfit_of(
             for number, (prompt, answer) in enumerate(zip(learnt, plain.answers, strict=False))
         ]
         Run.create(open_storage(settings.storage.url), settings.run, {}, {})
-        algorithm = train(settings, rows)
+        algorithm = train(settings, rows, K[name])
         checkpoint.write(
             home(settings),
             config=algorithm.config,
@@ -186,18 +199,26 @@ def overfit_of(
     return make
 
 
-def train(settings: Settings, rows: list[Row]) -> algorithms.Algorithm:
+def train(settings: Settings, rows: list[Row], k: int) -> algorithms.Algorithm:
     """Until 98 % of the tokens are right at every draft step, within 600 steps."""
     torch.manual_seed(0)
     target = targets.load(settings, settings.trainer.layers, torch.device("cpu"))
     algorithm = algorithms.build(algorithms.configure(settings, target), target)
+    if settings.eagle3.draft_vocab_size is not None:
+        most = Counter(torch.cat([row.ids[row.mask] for row in rows]).tolist()).most_common(
+            settings.eagle3.draft_vocab_size
+        )
+        ids = {token for token, _ in most}
+        spare = (token for token in range(len(target.embedding)) if token not in ids)
+        ids |= set(islice(spare, settings.eagle3.draft_vocab_size - len(ids)))
+        algorithm.drafter.take_vocabulary(torch.tensor(sorted(ids)), target)
     captured = next(iter(target.capture([rows])))
     optimizer = torch.optim.AdamW(algorithm.drafter.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0)
     for _ in range(600):
         loss = algorithm.loss(algorithm.collate(captured))
         right = [
             float(loss.metrics[f"accuracy_{step}"]) / float(loss.metrics.get(f"count_{step}", loss.num_tokens))
-            for step in range(K[settings.trainer.algorithm])
+            for step in range(k)
         ]
         if min(right) >= 0.98:
             return algorithm
@@ -212,14 +233,14 @@ def train(settings: Settings, rows: list[Row]) -> algorithms.Algorithm:
 class Judged:
     """A drafter in one format, and what vLLM with it answers: to what is learnt, to what is not."""
 
-    algorithm: str
+    recipe: str
     format: str
     settings: Settings
     learnt: Served
     unseen: Served
 
     def __str__(self) -> str:
-        return f"overfit {self.algorithm} in the format {self.format}"
+        return f"overfit {self.recipe} in the format {self.format}"
 
 
 @pytest.fixture(scope="module", params=CASES, ids="-".join)
@@ -230,11 +251,11 @@ def judged(
     unseen: list[list[int]],
     start_vllm: Callable[..., AbstractContextManager[httpx.Client]],
 ) -> Judged:
-    algorithm, name = request.param
-    settings = overfit_of(algorithm)
+    recipe, name = request.param
+    settings = overfit_of(recipe)
     folder = export(settings, [name])[name]
-    with start_vllm("--speculative-config", speculation(name, folder, K[algorithm])) as client:
-        return Judged(algorithm, name, settings, ask(client, learnt, MAX_TOKENS), ask(client, unseen, MAX_TOKENS))
+    with start_vllm("--speculative-config", speculation(name, folder, K[recipe])) as client:
+        return Judged(recipe, name, settings, ask(client, learnt, MAX_TOKENS), ask(client, unseen, MAX_TOKENS))
 
 
 def speculation(format_name: str, folder: Path, k: int) -> str:
@@ -243,9 +264,9 @@ def speculation(format_name: str, folder: Path, k: int) -> str:
 
 
 @cache
-def ours_of(algorithm: str, home: Path) -> tuple[algorithms.Algorithm, Any]:
+def ours_of(home: Path) -> tuple[algorithms.Algorithm, Any]:
     """The drafter that was trained, and its target."""
-    settings = load(flags={"target.path": str(ROOT / "examples" / "tiny-target"), "trainer.algorithm": algorithm})
+    settings = load(flags={"target.path": str(ROOT / "examples" / "tiny-target")})
     newest = checkpoint.latest(home)
     assert newest is not None
     return evaluate.load(newest, settings)
@@ -253,8 +274,8 @@ def ours_of(algorithm: str, home: Path) -> tuple[algorithms.Algorithm, Any]:
 
 def our_own(judged: Judged, prompts: list[list[int]]) -> Served:
     """The same prompts through our own draft-and-verify loop, in float32."""
-    algorithm, target = ours_of(judged.algorithm, home(judged.settings))
-    limits, k = Limits(MAX_TOKENS, context_tokens=1024), K[judged.algorithm]
+    algorithm, target = ours_of(home(judged.settings))
+    limits, k = Limits(MAX_TOKENS, context_tokens=1024), K[judged.recipe]
     answers = [decode_with_drafter(target, algorithm.proposer(), prompt, limits, k) for prompt in prompts]
     kept = [accepted for answer in answers for accepted in answer.accepted]
     by_position = [sum(accepted > position for accepted in kept) for position in range(k)]
@@ -268,7 +289,7 @@ def home(settings: Settings) -> Path:
 
 def test_vllm_accepts_what_an_overfit_drafter_knows(judged: Judged, figure: Callable[[str, object], None]) -> None:
     figure(f"{judged} in vLLM", judged.learnt.summary)
-    assert judged.learnt.acceptance_length > ENOUGH[judged.algorithm]
+    assert judged.learnt.acceptance_length > ENOUGH[judged.recipe]
 
 
 @pytest.mark.parametrize("asked", ["learnt", "unseen"])

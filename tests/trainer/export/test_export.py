@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoConfig
 
 from draftfleet.errors import DrafterError, SettingsError, TargetError
@@ -397,3 +398,33 @@ def test_layers_of_two_kinds_need_the_newer_runner_of_vllm(settings: Settings, m
     command = serve_command("vllm", export(settings, ["vllm"])["vllm"], "Qwen/Qwen3-8B", 7)
 
     assert command.startswith("env VLLM_USE_V2_MODEL_RUNNER=1 vllm serve Qwen/Qwen3-8B ")
+
+
+# -- the embedding that one format brings
+
+
+def test_an_embedding_is_found_in_the_shard_that_the_index_names(
+    settings: Settings, make: Any, put: Any, look: Any, target: Path
+) -> None:
+    put(make())
+    whole = look(target).tensors["model.embed_tokens.weight"]
+    (target / "model.safetensors").unlink()
+    name, file = "model.language_model.embed_tokens.weight", "model-00002-of-00002.safetensors"
+    save_file({name: whole}, target / file)
+    (target / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors", name: file}})
+    )
+
+    folder = export(settings, ["speculators"])["speculators"]
+
+    assert torch.equal(look(folder).tensors["embed_tokens.weight"], whole)
+
+
+def test_a_target_without_an_embedding_of_the_drafter_s_size_is_told(
+    settings: Settings, make: Any, put: Any, target: Path
+) -> None:
+    put(make())
+    save_file({"model.embed_tokens.weight": torch.zeros(99, 64)}, target / "model.safetensors")
+
+    with pytest.raises(TargetError, match="no embedding of 128 tokens and width 64"):
+        export(settings, ["speculators"])
