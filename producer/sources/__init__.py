@@ -8,6 +8,7 @@ from typing import IO
 
 from draftfleet import settings
 from draftfleet.errors import DataError
+from producer import presets
 from producer.chosen import chosen
 from producer.shapes import Malformed, Row
 from producer.sources import hub, places
@@ -38,6 +39,15 @@ def open_source(knobs: settings.Producer) -> Source:
 
 
 def _open(source: settings.Source) -> Source:
+    """With the licence that a preset knows, for the card of what is made of it."""
+    opened = _found(source)
+    if source.preset:
+        preset = presets.find(source.preset)
+        opened.provenance |= {"preset": preset.name, "licence": preset.licence}
+    return opened
+
+
+def _found(source: settings.Source) -> Source:
     named = source.data if isinstance(source.data, list) else [source.data]
     if len(named) == 1 and places.is_saved(folder := Path(named[0]).expanduser()):
         return hub.open_saved(folder, source.split)

@@ -76,6 +76,14 @@ def test_a_preset_names_where_its_prompts_came_from() -> None:
     assert source.name == "maths"
 
 
+def test_the_licence_that_a_preset_knows_is_kept_with_where_the_prompts_came_from() -> None:
+    source = open_source(Producer(preset="gsm8k", data=str(SHAPES / "gsm8k.parquet")))
+
+    assert (source.provenance["preset"], source.provenance["licence"]) == ("gsm8k", "mit")
+    assert source.provenance["sha256"]
+    assert "licence" not in open_source(Producer(data=str(SHAPES / "gsm8k.parquet"))).provenance
+
+
 def test_both_turns_of_mt_bench_are_asked_where_every_turn_is() -> None:
     reading = read(preset="mt-bench", data=str(SHAPES / "mt-bench.jsonl"), turns="all")
 
