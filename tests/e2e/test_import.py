@@ -150,7 +150,8 @@ def test_the_verb_stops_where_a_person_has_to_decide(settings: Settings, run: Ru
     assert "--trust-text" in asked.stderr
     assert "Traceback" not in asked.stderr
     assert json.loads(dry.stdout)["imported"] == 120
-    assert dry.stderr.startswith("would import")
+    assert "will want --trust-text or --no-trust-text rows=80" in dry.stderr
+    assert "\nwould import" in dry.stderr
     assert stored(run) == []
 
 

@@ -13,10 +13,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from draftfleet.settings import load
-from trainer import targets
+from draftfleet.settings import Settings, load
+from trainer import algorithms, targets
 from trainer.export import vllm as vllm_format
-from trainer.targets import Captured, Row
+from trainer.export.folder import Verifier
+from trainer.targets import Captured, Row, Target
 
 pytestmark = [pytest.mark.referee, pytest.mark.timeout(1200)]
 
@@ -40,15 +41,32 @@ def rows(target: Path) -> list[Row]:
 
 
 @pytest.fixture(scope="module")
-def ours(rows: list[Row], target: Path) -> list[Captured]:
+def settings(target: Path) -> Settings:
+    return load(flags={"target.path": str(target), "trainer.dtype": "float32"})
+
+
+@pytest.fixture(scope="module")
+def loaded(settings: Settings) -> Target:
+    return targets.load(settings, LAYERS, torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def ours(rows: list[Row], loaded: Target) -> list[Captured]:
     """Captured as in training: one padded batch, float32."""
-    settings = load(flags={"target.path": str(target), "trainer.dtype": "float32"})
-    return next(iter(targets.load(settings, LAYERS, torch.device("cpu")).capture([rows])))
+    return next(iter(loaded.capture([rows])))
+
+
+@pytest.fixture(scope="module")
+def exported_layers(settings: Settings, loaded: Target) -> dict[str, list[int]]:
+    """The layers of `loaded`, as config.json of an export names them."""
+    config = vllm_format.config(algorithms.configure(settings, loaded), "float32", Verifier(""))
+    return {name: ids for name, ids in config.items() if name == "eagle_aux_hidden_state_layer_ids"}
 
 
 @pytest.fixture(scope="module")
 def theirs(
     rows: list[Row],
+    exported_layers: dict[str, list[int]],
     start_vllm: Callable[..., AbstractContextManager[httpx.Client]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> list[Tensor]:
@@ -57,7 +75,7 @@ def theirs(
     speculation = {
         "method": "extract_hidden_states",
         "num_speculative_tokens": 1,
-        "draft_model_config": {"hf_config": vllm_format.write_layers(LAYERS)},
+        "draft_model_config": {"hf_config": exported_layers},
     }
     transfer = {
         "kv_connector": "CpuHiddenStatesConnector",
