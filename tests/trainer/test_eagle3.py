@@ -552,7 +552,7 @@ def test_an_export_says_the_scaling_in_both_schemas(target: HfTarget, scaling: d
     config = DrafterConfig(**(asdict(algorithms.configure(load(), target)) | {"rope_parameters": parameters}))
     positions = torch.arange(0, 500, 7)
 
-    written = json.loads(json.dumps(native.config(config, "float32")))
+    written = json.loads(json.dumps(native.eagle3(config, "float32")))
 
     expected, _ = Rotary(config).tables(positions)
     old_readers = {"rope_theta": written["rope_theta"], **written["rope_scaling"]}
