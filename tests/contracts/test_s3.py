@@ -97,10 +97,12 @@ class Proxy:
         for name, value in headers.items():
             if name.lower() not in ("content-length", "transfer-encoding", "connection", "date", "server"):
                 request.send_header(name, value)
-        length = headers.get("Content-Length", "0") if request.command == "HEAD" else str(len(data))
+        asks_for_no_body = request.command == "HEAD"
+        length = headers.get("Content-Length", "0") if asks_for_no_body else str(len(data))
         request.send_header("Content-Length", length)
         request.end_headers()
-        request.wfile.write(data[:sent])
+        if not asks_for_no_body:  # a body nobody reads would be taken for the next answer on this connection
+            request.wfile.write(data[:sent])
         request.close_connection = sent is not None
 
 

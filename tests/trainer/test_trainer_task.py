@@ -131,6 +131,7 @@ def test_a_training_begun_before_there_are_shards_waits_follows_them_and_finishe
 
     start(settings)
     until(lambda: progress_of(run).waiting, what="waiting for the first shard")
+    until(lambda: any("waiting for samples" in text for text in flower.texts("task-progress")), what="Flower told so")
     run.commit("train-000000", [samples.make("train-000000", f"a{n}") for n in range(12)])
     until(lambda: progress_of(run).rows_admitted == 12, what="the first shard admitted")
     run.commit("train-000001", [samples.make("train-000001", f"b{n}") for n in range(12)])
@@ -141,7 +142,6 @@ def test_a_training_begun_before_there_are_shards_waits_follows_them_and_finishe
     assert (progress.step, progress.finished, progress.rows_admitted) == (6, True, 24)
     assert latest_step(run) == 6
     assert Claims(connect(settings), run.run_id, settings.claims, "test").held() == set()
-    assert any("waiting for samples" in text for text in flower.texts("task-progress"))
     assert "step 6/6" in flower.texts("task-succeeded")[0]
 
     enqueue(settings)
