@@ -38,13 +38,14 @@ from draftfleet.records import Sample
 from draftfleet.runs import Run
 from draftfleet.settings import Settings, Trainer, load
 from draftfleet.storage import open_storage
-from trainer import algorithms, checkpoint, drafter, metrics, targets
+from trainer import algorithms, checkpoint, drafter, metrics, optimizers, targets
 from trainer.algorithms import Algorithm
 from trainer.checkpoint import State
 from trainer.child import CLAIM_TOKEN, check_processes
 from trainer.data import Feed, Journal, Position
 from trainer.devices import choose_device, choose_dtype
 from trainer.metrics import Meter
+from trainer.optimizers import Optimizer
 from trainer.pinned import pin
 from trainer.progress import Progress
 from trainer.schedule import learning_rate
@@ -103,7 +104,7 @@ def fit(
     """
     folder = run.drafter_dir(knobs.drafter)
     weights = [weight for weight in algorithm.drafter.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(weights, lr=knobs.lr, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = optimizers.make(knobs, algorithm.drafter)
     state, journal = _resume(folder, algorithm, optimizer, team)
     in_bfloat16 = choose_dtype(knobs.dtype, target.device) == torch.bfloat16
     log.info(event("training started", run=run.name, drafter=knobs.drafter, step=state.step, processes=team.size))
@@ -263,9 +264,7 @@ def _latest(folder: Path, team: Team) -> Path | None:
     return Path(path) if path else None
 
 
-def _resume(
-    folder: Path, algorithm: Algorithm, optimizer: torch.optim.Optimizer, team: Team
-) -> tuple[State, Journal | None]:
+def _resume(folder: Path, algorithm: Algorithm, optimizer: Optimizer, team: Team) -> tuple[State, Journal | None]:
     """Load the latest checkpoint into drafter, optimizer and random generators; without one, a fresh state."""
     path = _latest(folder, team)
     if path is None:

@@ -30,6 +30,9 @@ class Trainer(Section):
     batch_tokens: PositiveInt = Field(default=8192, description="Tokens per batch, padding included.")
     accumulation: PositiveInt = Field(default=1, description="Batches per optimizer step.")
     max_length: PositiveInt = Field(default=4096, description="Longer samples are cut to this many tokens.")
+    optimizer: Literal["adamw", "muon"] = Field(
+        default="adamw", description="muon: Muon for the matrices within the drafter, AdamW for head and norms."
+    )
     lr: PositiveFloat = Field(default=1e-4, description="Peak learning rate.")
     warmup: float = Field(default=0.015, ge=0, lt=1, description="Share of `max_steps` with a rising learning rate.")
     clip: PositiveFloat = Field(default=0.5, description="Largest norm of a gradient.")

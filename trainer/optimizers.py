@@ -1,0 +1,82 @@
+"""What a step changes the drafter with: AdamW for all of it, or Muon for its matrices and AdamW for the rest.
+
+Muon (Keller Jordan, 2024) makes the update of a matrix orthogonal. Its rate is scaled to the size of AdamW's updates
+(Moonlight, arXiv 2502.16982), so that one learning rate serves both. Output matrices and norms are AdamW's: Muon is for
+what maps hidden states to hidden states.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from draftfleet.errors import SettingsError
+from draftfleet.settings import Trainer
+
+HEADS = ("lm_head.", "embed_tokens.")
+"""Matrices with a row for each token."""
+
+
+class Optimizer(Protocol):
+    """What the training loop needs of one."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]: ...
+
+    def step(self) -> Any: ...
+
+    def zero_grad(self) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+
+def make(knobs: Trainer, drafter: nn.Module) -> Optimizer:
+    """The optimizer that `trainer.optimizer` names, over the weights that are trained. Raises SettingsError."""
+    weights = {name: weight for name, weight in drafter.named_parameters() if weight.requires_grad}
+    if knobs.optimizer == "adamw":
+        return _adamw(knobs, list(weights.values()))
+    if not hasattr(torch.optim, "Muon"):
+        raise SettingsError(
+            f"trainer.optimizer = muon needs torch 2.9 or newer, here is {torch.__version__}: install it, or choose "
+            "trainer.optimizer = adamw."
+        )
+    is_matrix = {name: weight.ndim == 2 and not name.startswith(HEADS) for name, weight in weights.items()}
+    matrices = [weight for name, weight in weights.items() if is_matrix[name]]
+    muon = torch.optim.Muon(matrices, lr=knobs.lr, weight_decay=0.0, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    return Several({
+        "muon": muon, "adamw": _adamw(knobs, [weight for name, weight in weights.items() if not is_matrix[name]]),
+    })  # fmt: skip
+
+
+class Several:
+    """Optimizers of disjoint weights, as one."""
+
+    def __init__(self, parts: dict[str, torch.optim.Optimizer]) -> None:
+        self._parts = parts
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [group for part in self._parts.values() for group in part.param_groups]
+
+    def step(self) -> None:
+        for part in self._parts.values():
+            part.step()
+
+    def zero_grad(self) -> None:
+        for part in self._parts.values():
+            part.zero_grad()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self._parts.items()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for name, part in self._parts.items():
+            part.load_state_dict(state_dict[name])
+
+
+def _adamw(knobs: Trainer, weights: list[nn.Parameter]) -> torch.optim.AdamW:
+    return torch.optim.AdamW(weights, lr=knobs.lr, betas=(0.9, 0.95), weight_decay=0.0)
