@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
-import re
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,145 +15,15 @@ from draftfleet.names import batch_id
 from draftfleet.ports import free_port
 from draftfleet.records import Prompt, Sample
 from draftfleet.runs import Run
-
-TOKEN = "hf_abcdefghijklmnopqrstuvwxyz"
-COMMIT = "0" * 40
+from draftfleet.testing.hub import COMMIT, TOKEN, Hub
 
 Push = Callable[..., subprocess.CompletedProcess[str]]
-
-
-class Hub(ThreadingHTTPServer):
-    """Keeps repositories as branches of files. `refuses` maps the beginning of a path to the status it answers."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.repos: dict[str, dict[str, dict[str, bytes]]] = {}
-        self.private: set[str] = set()
-        self.large: dict[str, bytes] = {}
-        self.commits: list[str] = []
-        self.refuses: dict[str, int] = {}
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Hub
-
-    def log_message(self, *_: Any) -> None: ...
-
-    def do_GET(self) -> None:
-        self._route()
-
-    def do_POST(self) -> None:
-        self._route()
-
-    def do_PUT(self) -> None:
-        self._route()
-
-    def _route(self) -> None:  # noqa: PLR0911, PLR0912  addresses, one after the other
-        body = self.rfile.read(int(self.headers.get("content-length") or 0))
-        path = self.path.partition("?")[0]
-        hub = self.server
-        if path.startswith("/lfs/"):  # an upload's address carries its own permission
-            hub.large[path.removeprefix("/lfs/")] = body
-            return self._answer({})
-        if self.headers.get("authorization") != f"Bearer {TOKEN}":
-            return self._answer({"error": "Invalid credentials in Authorization header"}, 401)
-        for begin, status in hub.refuses.items():
-            if path.startswith(begin):
-                return self._answer({"error": "You do not have the rights"}, status)
-        if path == "/api/whoami-v2":
-            return self._answer({"name": "me", "type": "user", "orgs": []})
-        if path == "/api/validate-yaml":
-            return self._answer({"errors": [], "warnings": []})
-        if path == "/api/repos/create":
-            wanted = json.loads(body)
-            name = f"{wanted['organization']}/{wanted['name']}"
-            hub.repos[name] = {"main": {".gitattributes": b""}}
-            if wanted.get("private") or wanted.get("visibility") == "private":
-                hub.private.add(name)
-            return self._answer({"url": f"{hub.url}/datasets/{name}", "name": name})
-        if found := re.fullmatch(r"/datasets/([^/]+/[^/]+)\.git/info/lfs/objects/batch", path):
-            objects = [
-                one | {"actions": {"upload": {"href": f"{hub.url}/lfs/{one['oid']}", "header": {}}}}
-                for one in json.loads(body)["objects"]
-            ]
-            return self._answer({"transfer": "basic", "objects": objects})
-        found = re.fullmatch(r"/api/datasets/([^/]+/[^/]+?)(?:/(\w+)/([^/]+)(/.*)?)?", path)
-        if found is None:
-            return self._answer({"error": path}, 404)
-        name, what, revision = found[1], found[2], found[3] or "main"
-        if name not in hub.repos:
-            return self._answer({"error": "Repository not found"}, 404, "RepoNotFound")
-        branches = hub.repos[name]
-        if what == "branch":
-            branches[revision] = dict(branches["main"])
-            return self._answer({})
-        if revision not in branches:
-            return self._answer({"error": "Invalid rev id"}, 404, "RevisionNotFound")
-        files = branches[revision]
-        match what:
-            case None | "revision":
-                siblings = [{"rfilename": file} for file in files]
-                return self._answer({"id": name, "sha": COMMIT, "siblings": siblings, "private": False})
-            case "tree":
-                return self._answer([{"type": "file", "path": file, "size": 1, "oid": COMMIT} for file in files])
-            case "preupload":
-                wanted = json.loads(body)["files"]
-                modes = [
-                    {
-                        "path": one["path"],
-                        "uploadMode": "lfs" if one["path"].endswith(".parquet") else "regular",
-                        "shouldIgnore": False,
-                        "oid": None,
-                    }
-                    for one in wanted
-                ]
-                return self._answer({"files": modes})
-            case "commit":
-                return self._commit(name, files, body)
-            case _:
-                return self._answer({"error": path}, 404)
-
-    def _commit(self, name: str, files: dict[str, bytes], body: bytes) -> None:
-        for line in map(json.loads, body.decode().splitlines()):
-            value = line["value"]
-            match line["key"]:
-                case "header":
-                    self.server.commits.append(value["summary"])
-                case "deletedFile":
-                    del files[value["path"]]
-                case "file":
-                    files[value["path"]] = base64.b64decode(value["content"])
-                case "lfsFile":
-                    files[value["path"]] = self.server.large[value["oid"]]
-                case _:
-                    raise AssertionError(line)
-        self._answer({"commitUrl": f"{self.server.url}/datasets/{name}/commit/{COMMIT}", "commitOid": COMMIT})
-
-    def _answer(self, said: Any, status: int = 200, code: str | None = None) -> None:
-        raw = json.dumps(said).encode()
-        self.send_response(status)
-        if code is not None:
-            self.send_header("X-Error-Code", code)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(raw)))
-        self.end_headers()
-        self.wfile.write(raw)
 
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
     with Hub() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture
@@ -194,7 +59,8 @@ def test_a_new_repository_holds_what_the_folder_holds(push: Push, hub: Hub, tmp_
     files = hub.repos["me/drafts"]["main"]
     assert {name: raw for name, raw in files.items() if name != ".gitattributes"} == local(tmp_path / "out")
     assert "data/train-00000-of-00001.parquet" in files
-    assert hub.private == {"me/drafts"}
+    (created,) = hub.created
+    assert created.get("private") or created.get("visibility") == "private"
     assert hub.commits == ["run: 3 lines"]
     assert TOKEN.encode() not in b"".join(files.values())
 

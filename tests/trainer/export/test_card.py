@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +15,8 @@ import yaml
 
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
+from draftfleet.testing.hub import COMMIT, TOKEN, Hub
 from trainer.export import FORMATS, export
-
-TOKEN = "hf_abcdefghijklmnopqrstuvwxyz"
-COMMIT = "0" * 40
 
 NAMED = ("--set", "export.target_name=Qwen/Qwen3-8B")
 
@@ -142,125 +137,10 @@ def test_a_target_of_the_hub_is_named_as_the_base_model(settings: Settings, put:
 # -- the hub
 
 
-class Hub(ThreadingHTTPServer):
-    """Keeps repositories of models as files."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.repos: dict[str, dict[str, bytes]] = {}
-        self.large: dict[str, bytes] = {}
-        self.commits: list[str] = []
-        self.created: list[dict[str, Any]] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Hub
-
-    def log_message(self, *_: Any) -> None: ...
-
-    def do_GET(self) -> None:
-        self._route()
-
-    def do_POST(self) -> None:
-        self._route()
-
-    def do_PUT(self) -> None:
-        self._route()
-
-    def _route(self) -> None:  # noqa: PLR0911  addresses, one after the other
-        body = self.rfile.read(int(self.headers.get("content-length") or 0))
-        path = self.path.partition("?")[0]
-        hub = self.server
-        if path.startswith("/lfs/"):
-            hub.large[path.removeprefix("/lfs/")] = body
-            return self._answer({})
-        if self.headers.get("authorization") != f"Bearer {TOKEN}":
-            return self._answer({"error": "Invalid credentials"}, 401)
-        if path == "/api/whoami-v2":
-            return self._answer({"name": "me", "type": "user", "orgs": []})
-        if path == "/api/validate-yaml":
-            return self._answer({"errors": [], "warnings": []})
-        if path == "/api/repos/create":
-            wanted = json.loads(body)
-            hub.created.append(wanted)
-            name = f"{wanted['organization']}/{wanted['name']}"
-            hub.repos[name] = {".gitattributes": b""}
-            return self._answer({"url": f"{hub.url}/{name}", "name": name})
-        if re.fullmatch(r"/[^/]+/[^/]+\.git/info/lfs/objects/batch", path):
-            objects = [
-                one | {"actions": {"upload": {"href": f"{hub.url}/lfs/{one['oid']}", "header": {}}}}
-                for one in json.loads(body)["objects"]
-            ]
-            return self._answer({"transfer": "basic", "objects": objects})
-        found = re.fullmatch(r"/api/models/([^/]+/[^/]+?)(?:/(\w+)/main(/.*)?)?", path)
-        if found is None:
-            return self._answer({"error": path}, 404)
-        if found[1] not in hub.repos:
-            return self._answer({"error": "Repository not found"}, 404, "RepoNotFound")
-        return self._answer(self._of(hub.repos[found[1]], found[1], found[2], body))
-
-    def _of(self, files: dict[str, bytes], name: str, what: str | None, body: bytes) -> Any:
-        match what:
-            case None | "revision":
-                return {"id": name, "sha": COMMIT, "siblings": [{"rfilename": file} for file in files]}
-            case "tree":
-                return [{"type": "file", "path": file, "size": 1, "oid": COMMIT} for file in files]
-            case "preupload":
-                return {
-                    "files": [
-                        {
-                            "path": one["path"],
-                            "uploadMode": "lfs" if one["path"].endswith(".safetensors") else "regular",
-                            "shouldIgnore": False,
-                            "oid": None,
-                        }
-                        for one in json.loads(body)["files"]
-                    ]
-                }
-            case _:
-                return self._commit(name, files, body)
-
-    def _commit(self, name: str, files: dict[str, bytes], body: bytes) -> Any:
-        import base64
-
-        for line in map(json.loads, body.decode().splitlines()):
-            value = line["value"]
-            match line["key"]:
-                case "header":
-                    self.server.commits.append(value["summary"])
-                case "deletedFile":
-                    del files[value["path"]]
-                case "file":
-                    files[value["path"]] = base64.b64decode(value["content"])
-                case _:
-                    files[value["path"]] = self.server.large[value["oid"]]
-        return {"commitUrl": f"{self.server.url}/{name}/commit/{COMMIT}", "commitOid": COMMIT}
-
-    def _answer(self, said: Any, status: int = 200, code: str | None = None) -> None:
-        raw = json.dumps(said).encode()
-        self.send_response(status)
-        if code is not None:
-            self.send_header("X-Error-Code", code)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(raw)))
-        self.end_headers()
-        self.wfile.write(raw)
-
-
 @pytest.fixture
 def hub() -> Iterator[Hub]:
     with Hub() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture
@@ -289,7 +169,7 @@ def test_a_model_on_the_hub_holds_what_the_folder_holds(push: Any, hub: Hub) -> 
     said = json.loads(ended.stdout)
     assert said["hub"] == f"{hub.url}/me/drafter/commit/{COMMIT}"
     folder = Path(said["vllm"])
-    pushed = {name: raw for name, raw in hub.repos["me/drafter"].items() if name != ".gitattributes"}
+    pushed = {name: raw for name, raw in hub.repos["me/drafter"]["main"].items() if name != ".gitattributes"}
     assert pushed == {path.name: path.read_bytes() for path in folder.iterdir()}
     assert {"README.md", "config.json", "export.json", "model.safetensors"} == pushed.keys()
     assert hub.commits == ["eagle3, step 200, for vllm"]
@@ -299,17 +179,17 @@ def test_a_model_on_the_hub_holds_what_the_folder_holds(push: Any, hub: Hub) -> 
 
 
 def test_a_repository_that_is_there_is_refused_before_anything_is_written(push: Any, hub: Hub) -> None:
-    hub.repos["me/drafter"] = {"old.txt": b"old"}
+    hub.repos["me/drafter"] = {"main": {"old.txt": b"old"}}
 
     ended = push("--format", "vllm", "--push-to-hub", "me/drafter")
 
     assert ended.returncode == 9
     assert f"me/drafter on {hub.url} is there already" in ended.stderr
-    assert hub.repos["me/drafter"] == {"old.txt": b"old"}
+    assert hub.repos["me/drafter"]["main"] == {"old.txt": b"old"}
 
     again = push("--format", "vllm", "--push-to-hub", "me/drafter", "--overwrite")
     assert again.returncode == 0, again.stderr
-    assert "old.txt" not in hub.repos["me/drafter"]
+    assert "old.txt" not in hub.repos["me/drafter"]["main"]
 
 
 @pytest.mark.parametrize("formats", [[], ["--format", "vllm", "--format", "sglang"]])
@@ -327,7 +207,7 @@ def test_a_target_that_only_this_machine_has_is_not_told_to_others(push: Any, hu
     assert not hub.repos
 
     assert push("--format", "speculators", "--push-to-hub", "me/drafter").returncode == 0
-    pushed = b"".join(raw for name, raw in hub.repos["me/drafter"].items() if not name.endswith(".safetensors"))
+    pushed = b"".join(raw for name, raw in hub.repos["me/drafter"]["main"].items() if not name.endswith(".safetensors"))
     assert b"Qwen/Qwen3-8B" in pushed
     assert str(target.parent).encode() not in pushed
 
