@@ -52,9 +52,9 @@ class Hub(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    server: Hub
+    server: Hub  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def log_message(self, *_: Any) -> None: ...
+    def log_message(self, format: str, *args: Any) -> None: ...  # noqa: A002  the base class' name
 
     def do_GET(self) -> None:
         self._route()
