@@ -54,7 +54,7 @@ class Hub(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     server: Hub  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def log_message(self, format: str, *args: Any) -> None: ...  # noqa: A002  the base class' name
+    def log_message(self, format: str, *args: Any) -> None: ...
 
     def do_GET(self) -> None:
         self._route()
