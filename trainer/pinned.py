@@ -18,6 +18,7 @@ FREE = {
     "trainer.log_steps",
     "trainer.poll_s",
     "trainer.processes",
+    "trainer.target",
     "target.path",
     "target.context_tokens",
 }

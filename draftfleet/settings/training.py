@@ -17,7 +17,9 @@ class Trainer(Section):
     algorithm: Literal["eagle3", "dflash"] = Field(
         default="eagle3", description="How the drafter drafts and is trained: [eagle3] or [dflash] has its knobs."
     )
-    target: Literal["hf"] = Field(default="hf", description="How hidden states are had: hf (in this process).")
+    target: Literal["hf", "cache"] = Field(
+        default="hf", description="How hidden states are had: hf (in this process), cache (kept on a disk: [cache])."
+    )
     layers: list[NonNegativeInt] | None = Field(
         default=None,
         description="Layers whose outputs the drafter sees, 0-based. Unset: three for eagle3, five for dflash.",

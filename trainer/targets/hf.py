@@ -60,6 +60,9 @@ class HfTarget:
         attention takes its fast causal path.
         """
         for batch in batches:
+            if not batch:
+                yield []
+                continue
             check_ids(batch, len(self.embedding), self.path)
             ids = pad_sequence([row.ids for row in batch], batch_first=True).to(self.device)
             hidden, last = self.forward(ids)

@@ -1,0 +1,75 @@
+"""Every target as the trainer loads it. To put another under the contract: a fixture of its name, and the name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers.models.auto import AutoModelForCausalLM
+
+from draftfleet.settings import load
+from trainer import targets
+from trainer.targets import Row, Target
+
+TINY = str(Path(__file__).parents[3] / "examples" / "tiny-target")
+CPU = torch.device("cpu")
+LAYERS = [2, 3, 6]  # none of them a default: those of engines would hide that ids were not handed on
+
+
+
+def make_rows(*lengths: int, seed: int = 0, epoch: int = 0) -> list[Row]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        Row(f"row-{seed}-{length}", torch.randint(0, 2048, (length,), generator=generator), torch.ones(length).bool(),
+            epoch)
+        for length in lengths
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def rows() -> Callable[..., list[Row]]:
+    return make_rows
+
+
+@pytest.fixture(scope="session")
+def make_target() -> Callable[..., Any]:
+    def make(**flags: Any) -> Target:
+        dotted = {name.replace("__", "."): value for name, value in flags.items()}
+        return targets.load(load(flags={"target.path": TINY, "storage.min_free_gb": 0} | dotted), LAYERS, CPU)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def reference() -> Any:
+    """Hugging Face's own model, which no hook listens to."""
+    return AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def hf(make_target: Callable[..., Target]) -> Target:
+    return make_target()
+
+
+@pytest.fixture(scope="module")
+def cache(make_target: Callable[..., Target], tmp_path_factory: pytest.TempPathFactory) -> Target:
+    """Float32 is kept, so that its states equal the reference as closely as those of the others."""
+    folder = str(tmp_path_factory.mktemp("cache"))
+    return make_target(trainer__target="cache", cache__dir=folder, cache__dtype="float32", storage__url=folder)
+
+
+@pytest.fixture(scope="module")
+def cache_filled(make_target: Callable[..., Target], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    """One whose rows are all there, but for those of no length that any test has."""
+    folder = str(tmp_path_factory.mktemp("filled"))
+    flags = {"trainer__target": "cache", "cache__dir": folder, "cache__dtype": "float32", "storage__url": folder}
+    first = make_target(**flags)
+    for batch in CONTRACT_BATCHES:
+        list(first.capture([batch]))
+    yield make_target(**flags)
+
+
+CONTRACT_BATCHES = [make_rows(5, 70, 33, 1), make_rows(12, 40, seed=1), make_rows(9, seed=2)]
