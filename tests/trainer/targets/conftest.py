@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from trainer.targets import Row, Target
 TINY = str(Path(__file__).parents[3] / "examples" / "tiny-target")
 CPU = torch.device("cpu")
 LAYERS = [2, 3, 6]  # none of them a default: those of engines would hide that ids were not handed on
-
 
 
 def make_rows(*lengths: int, seed: int = 0, epoch: int = 0) -> list[Row]:
@@ -62,14 +61,14 @@ def cache(make_target: Callable[..., Target], tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture(scope="module")
-def cache_filled(make_target: Callable[..., Target], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    """One whose rows are all there, but for those of no length that any test has."""
+def cache_filled(make_target: Callable[..., Target], tmp_path_factory: pytest.TempPathFactory) -> Target:
+    """One that has nearly all rows of the tests already."""
     folder = str(tmp_path_factory.mktemp("filled"))
     flags = {"trainer__target": "cache", "cache__dir": folder, "cache__dtype": "float32", "storage__url": folder}
     first = make_target(**flags)
     for batch in CONTRACT_BATCHES:
         list(first.capture([batch]))
-    yield make_target(**flags)
+    return make_target(**flags)
 
 
 CONTRACT_BATCHES = [make_rows(5, 70, 33, 1), make_rows(12, 40, seed=1), make_rows(9, seed=2)]

@@ -94,7 +94,7 @@ def test_states_are_of_the_targets_dtype_and_device_and_carry_no_gradient(
 
     assert one.hidden.dtype == one.last.dtype == target.embedding.dtype == torch.float32
     assert one.hidden.device == one.last.device == target.device == target.embedding.device
-    assert not (one.hidden.requires_grad or one.last.requires_grad or target.head.requires_grad)
+    assert not any(tensor.requires_grad for tensor in (one.hidden, one.last, target.embedding, target.head))
     assert target.logits(one.last).dtype == torch.float32
 
 
@@ -125,7 +125,7 @@ def test_how_far_it_reads_ahead_changes_nothing(target: Target, batches: list[li
             yield batch
 
     one_by_one = [next(iter(target.capture([batch]))) for batch in batches]
-    slowly = [batch for batch in target.capture(drawing())]
+    slowly = list(target.capture(drawing()))
 
     assert drawn == [0, 1, 2]
     assert_same(slowly, one_by_one)

@@ -3,8 +3,8 @@
     FOLDER/TARGET/1-3-4/bfloat16/about.json      what lies here, for people
                                  3f/3f9c...safetensors   ids (T,), states (T, K+1, D), scales (T, K+1) of float8
 
-A file is found by a digest of its row's token ids, so that every drafter with these layers has use for it, and an answer
-that was asked again is another entry. What it says of target, layers and ids is compared when it is read.
+A file is found by a digest of its row's token ids, so that every drafter with these layers has use for it, and an
+answer that was asked again is another entry. What it says of target, layers and ids is compared when it is read.
 """
 
 from __future__ import annotations
@@ -96,15 +96,9 @@ class Store:
             return None
         except (SafetensorError, OSError) as error:
             return self._distrust(path, str(error))
-        if any(metadata.get(name) != value for name, value in self._said.items()):
-            return self._distrust(path, "it is of another target, other layers, or another form")
-        if not torch.equal(kept.pop("ids", ids.new_empty(0)), ids.int()):
-            return self._distrust(path, "it is of other token ids")
-        states = kept.get("states")
-        if states is None or states.shape != (len(ids), *self._shape) or states.dtype != DTYPES[self._dtype]:
-            return self._distrust(path, "its states are of another shape")
-        if metadata.get("crc32") != _checksum(kept):
-            return self._distrust(path, "its bytes are not those that were written")
+        if why := self._fault(ids, metadata, kept):
+            return self._distrust(path, why)
+        del kept["ids"]
         return kept
 
     def write(self, ids: Tensor, kept: dict[str, Tensor]) -> bool:
@@ -114,8 +108,8 @@ class Store:
             self.counts.without_room += 1
             return False
         path = self._path(ids)
-        tensors = {name: tensor.cpu().contiguous() for name, tensor in kept.items()}
-        data = save({"ids": ids.int().cpu(), **tensors}, self._said | {"crc32": _checksum(tensors)})
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in ({"ids": ids.int()} | kept).items()}
+        data = save(tensors, self._said | {"crc32": _checksum(tensors)})
         staged = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
         try:
             path.parent.mkdir(exist_ok=True)
@@ -136,6 +130,19 @@ class Store:
     def own_bytes(self) -> int:
         """Of this target, these layers and this form."""
         return size_of(self.folder)
+
+    def _fault(self, ids: Tensor, metadata: dict[str, str], kept: dict[str, Tensor]) -> str:
+        """Why a file is not what it should be. Empty if it is."""
+        if any(metadata.get(name) != value for name, value in self._said.items()):
+            return "it is of another target, other layers, or another form"
+        if not torch.equal(kept.get("ids", ids.new_empty(0)), ids.int()):
+            return "it is of other token ids"
+        states = kept.get("states")
+        if states is None or states.shape != (len(ids), *self._shape) or states.dtype != DTYPES[self._dtype]:
+            return "its states are of another shape"
+        if metadata.get("crc32") != _checksum(kept):
+            return "its bytes are not those that were written"
+        return ""
 
     def _has_room(self, num_bytes: int) -> bool:
         if self._written * self._processes > self.quota_bytes / LOOKS_PER_QUOTA:
