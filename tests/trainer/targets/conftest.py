@@ -12,7 +12,8 @@ from transformers.models.auto import AutoModelForCausalLM
 
 from draftfleet.settings import load
 from trainer import targets
-from trainer.targets import Row, Target
+from trainer.targets import Row, Target, weights
+from trainer.targets.hf import HfTarget
 
 TINY = str(Path(__file__).parents[3] / "examples" / "tiny-target")
 CPU = torch.device("cpu")
@@ -51,6 +52,19 @@ def reference() -> Any:
 @pytest.fixture(scope="module")
 def hf(make_target: Callable[..., Target]) -> Target:
     return make_target()
+
+
+@pytest.fixture(scope="module")
+def hf_dispatched(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    """One whose weights lie in several places, as over several GPUs: half of its layers are read from disk on use."""
+    places = dict.fromkeys(("model.embed_tokens", "model.rotary_emb", "lm_head", "model.layers.0"), "cpu")
+    places |= dict.fromkeys(("model.norm", "model.layers.3", "model.layers.6"), "disk")
+    places |= {f"model.layers.{layer}": "cpu" for layer in (1, 2, 4, 5, 7)}
+    model = weights.read(
+        TINY, dtype=torch.float32, device_map=places, offload_folder=str(tmp_path_factory.mktemp("offloaded"))
+    )
+    assert model.model.layers[3].mlp.up_proj.weight.is_meta
+    return HfTarget(model, LAYERS, TINY, weights.load(TINY, torch.float32, CPU))
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from trainer.targets import Captured, Row, Target
 LAYERS = [2, 3, 6]
 
 
-@pytest.fixture(params=["hf", "cache", "cache_filled"])
+@pytest.fixture(params=["hf", "hf_dispatched", "cache", "cache_filled"])
 def target(request: pytest.FixtureRequest) -> Target:
     return request.getfixturevalue(request.param)
 
