@@ -11,14 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from draftfleet.errors import TargetError
 from draftfleet.settings import Settings
 
-TARGETS = {"hf": "trainer.targets.hf"}
+TARGETS = {"hf": "trainer.targets.hf", "cache": "trainer.targets.cache"}
 """Each module has `load(settings: Settings, layers: list[int] | None, device: torch.device) -> Target`."""
 
 
@@ -63,6 +65,33 @@ def default_layers(num_layers: int) -> list[int]:
     return [1, num_layers // 2 - 1, num_layers - 4]
 
 
+def checked_layers(layers: list[int] | None, num_layers: int) -> list[int]:
+    """The layers that are asked for, or the default ones. Raises TargetError unless the target has them."""
+    if layers is None:
+        layers = default_layers(num_layers)
+    increasing = all(a < b for a, b in pairwise(layers))
+    if not layers or not increasing or layers[0] < 0 or layers[-1] >= num_layers:
+        raise TargetError(
+            f"trainer.layers = {layers}: the target has layers 0 to {num_layers - 1}; name them once each, in "
+            "increasing order (layer i means its output, `hidden_states[i + 1]` of Hugging Face)."
+        )
+    return layers
+
+
+def check_ids(batch: list[Row], vocab_size: int, path: str) -> None:
+    """Raises TargetError for token ids that the target in `path` does not have."""
+    for row in batch:
+        if len(row.ids) and not 0 <= int(row.ids.min()) <= int(row.ids.max()) < vocab_size:
+            raise TargetError(
+                f"sample {row.key} has token ids from {int(row.ids.min())} to {int(row.ids.max())}, the target "
+                f"{path} has a vocabulary of {vocab_size}: the samples were made by another model, or with "
+                "another tokenizer. Point target.path at the model that the servers serve."
+            )
+
+
 def load(settings: Settings, layers: list[int] | None, device: torch.device) -> Target:
-    """Load the target that `trainer.target` names."""
-    return import_module(TARGETS[settings.trainer.target]).load(settings, layers, device)
+    """Load the target that `trainer.target` names. Raises TargetError."""
+    name = settings.trainer.target
+    if name not in TARGETS:
+        raise TargetError(f"there is no target {name}: known are {', '.join(TARGETS)}.")
+    return import_module(TARGETS[name]).load(settings, layers, device)

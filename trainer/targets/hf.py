@@ -10,23 +10,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import DynamicCache
 
-from draftfleet.errors import TargetError
+from draftfleet.errors import SettingsError, TargetError
 from draftfleet.settings import Settings
 from trainer.devices import choose_dtype
-from trainer.targets import Captured, Row, default_layers
+from trainer.targets import Captured, Row, check_ids, checked_layers, weights
+from trainer.targets.weights import Ends
 
 DECODER_LAYERS = ("layers", "h", "blocks")
-FINAL_NORMS = ("norm", "final_layernorm", "final_norm", "ln_f")
 
 ATTENTION_KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
 """Layers whose cache is one entry a token."""
@@ -37,20 +34,17 @@ Cache = DynamicCache
 class HfTarget:
     """A frozen target. `layers` are A ids; see trainer.targets."""
 
-    def __init__(self, model: Any, layers: list[int] | None, path: str) -> None:
+    def __init__(self, model: Any, layers: list[int] | None, path: str, ends: Ends | None = None) -> None:
+        """`ends` are given where the model's own lie on other devices, or on none."""
         self.path = path
-        self.config: Any = model.config.get_text_config()
+        self._ends = ends = ends or Ends(model, path)
+        self.config: Any = ends.config
         self._decoder: Any = model.get_decoder()
-        self._norm = _find(self._decoder, FINAL_NORMS, path, "final norm")
-        decoder_layers = _find(self._decoder, DECODER_LAYERS, path, "decoder layers")
-        self.layers = _checked(layers, len(decoder_layers))
-        self.embedding: Tensor = model.get_input_embeddings().weight.detach()
-        self.device: torch.device = self.embedding.device
-        self.dtype: torch.dtype = self.embedding.dtype
-        self.eos_token_ids = _eos_token_ids(model)
-        self._head: Any = model.get_output_embeddings()
-        self.head: Tensor = self._head.weight.detach()
-        self._softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
+        decoder_layers = weights.find(self._decoder, DECODER_LAYERS, path, "decoder layers")
+        self.layers = checked_layers(layers, len(decoder_layers))
+        self.embedding, self.head, self.norm_scale = ends.embedding, ends.head, ends.norm_scale
+        self.device, self.dtype = ends.device, ends.dtype
+        self.eos_token_ids = ends.eos_token_ids
         # transformers renamed the argument during version 5; delete once 5.40, which drops the old name, is required.
         parameters = inspect.signature(self._decoder.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
@@ -58,9 +52,8 @@ class HfTarget:
         self._heard: dict[int | str, Tensor] = {}
         for layer in self.layers:
             decoder_layers[layer].register_forward_hook(self._hear_layer(layer))
-        self._norm.register_forward_pre_hook(self._hear_last)
-        self.norm_scale: Tensor = self._measure_norm_scale()
-        self._check_logits(model)
+        norm = weights.find(self._decoder, weights.FINAL_NORMS, path, "final norm")
+        norm.register_forward_pre_hook(self._hear_last)
 
     def capture(self, batches: Iterable[list[Row]]) -> Iterator[list[Captured]]:
         """Rows of a batch run together, padded on the right. Raises TargetError for ids outside the vocabulary.
@@ -69,7 +62,10 @@ class HfTarget:
         attention takes its fast causal path.
         """
         for batch in batches:
-            self._check_ids(batch)
+            if not batch:
+                yield []
+                continue
+            check_ids(batch, len(self.embedding), self.path)
             ids = pad_sequence([row.ids for row in batch], batch_first=True).to(self.device)
             hidden, last = self.forward(ids)
             yield [
@@ -81,17 +77,17 @@ class HfTarget:
     def forward(self, ids: Tensor, cache: Cache | None = None, **inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Run ids (B, T) after what `cache` holds. Returns hidden states (B, T, K*D) and the last state (B, T, D)."""
         self._decoder(input_ids=ids, use_cache=cache is not None, **{self._cache_argument: cache}, **inputs)
-        hidden = torch.cat([self._heard[layer] for layer in self.layers], dim=-1)
-        last = self._heard["last"]
+        hidden = torch.cat([self._heard[layer].to(self.device) for layer in self.layers], dim=-1)
+        last = self._heard["last"].to(self.device)
         self._heard.clear()
         return hidden, last
 
     @torch.no_grad()
     def logits(self, last: Tensor) -> Tensor:
         """(..., D) residual stream before the final norm -> (..., V) float32 logits."""
-        logits = self._head(self._norm(last)).float()
+        logits = self._ends.logits(last)
         self._heard.clear()
-        return logits if self._softcap is None else self._softcap * torch.tanh(logits / self._softcap)
+        return logits
 
     def new_cache(self) -> Cache:
         """A cache that can be cropped to any length, sliding windows included.
@@ -116,103 +112,30 @@ class HfTarget:
     def _hear_last(self, _module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         self._heard["last"] = inputs[0]
 
-    def _check_ids(self, batch: list[Row]) -> None:
-        vocab_size = len(self.embedding)
-        for row in batch:
-            if len(row.ids) and not 0 <= int(row.ids.min()) <= int(row.ids.max()) < vocab_size:
-                raise TargetError(
-                    f"sample {row.key} has token ids from {int(row.ids.min())} to {int(row.ids.max())}, the target "
-                    f"{self.path} has a vocabulary of {vocab_size}: the samples were made by another model, or with "
-                    "another tokenizer. Point target.path at the model that the servers serve."
-                )
-
-    @torch.no_grad()
-    def _measure_norm_scale(self) -> Tensor:
-        """Measured, since some norms store the scale itself and some what it has above one."""
-        if isinstance(self._norm, nn.LayerNorm):
-            return self._norm.weight.detach()
-        scale = self._norm(torch.ones(self.embedding.shape[1], device=self.device, dtype=self.dtype)).float()
-        self._heard.clear()
-        return scale
-
-    @torch.no_grad()
-    def _check_logits(self, model: Any) -> None:
-        """A model that scales its logits in a way of its own must not pass in silence."""
-        ids = torch.arange(4, device=self.device)[None] % len(self.embedding)
-        theirs = model(input_ids=ids, use_cache=False).logits.float()
-        ours = self.logits(self.forward(ids)[1])
-        difference = float((ours - theirs).abs().max())
-        tolerance = 1e-4 if self.dtype == torch.float32 else 3e-2
-        if not difference <= tolerance * float(theirs.abs().max()):
-            raise TargetError(
-                f"{self.path} ({type(model).__name__}) does not compute its logits as head(norm(last hidden state)): "
-                f"they differ by {difference:.3g}. This architecture is not supported by trainer.target = hf."
-            )
-
 
 def load(settings: Settings, layers: list[int] | None, device: torch.device) -> HfTarget:
-    """Load `target.path`, frozen, in `trainer.dtype`. Raises TargetError."""
-    path = settings.target.path
-    if not path:
-        raise TargetError("target.path is not set: name the folder, or the hub name, of the target's weights.")
-    if not Path(path).is_dir() and (path.startswith((".", "/", "~")) or path.count("/") != 1):
-        raise TargetError(f"target.path = {path}: there is no such folder. Name a folder with config.json and weights.")
-    dtype = choose_dtype(settings.trainer.dtype, device)
-    try:
-        # Straight to its device: eight processes with a copy each would fill the memory of the host.
-        model, report = cast(
-            tuple[Any, dict[str, Any]],
-            AutoModelForCausalLM.from_pretrained(path, dtype=dtype, device_map={"": device}, output_loading_info=True),
+    """Load `target.path`, frozen, in `trainer.dtype`. Raises TargetError or SettingsError.
+
+    With `trainer.device_map` its layers are spread over the GPUs of this node; states, embedding and head are on
+    `device`.
+    """
+    path, knobs = settings.target.path, settings.trainer
+    weights.check_path(path)
+    dtype = choose_dtype(knobs.dtype, device)
+    if knobs.device_map is None:
+        return HfTarget(weights.read(path, dtype=dtype, device_map={"": device}), layers, path)
+    if knobs.processes > 1:
+        raise SettingsError(
+            f"trainer.device_map = {knobs.device_map} spreads one target over all GPUs, and trainer.processes = "
+            f"{knobs.processes} would each load one: set trainer.processes = 1, or leave trainer.device_map out."
         )
-    except torch.OutOfMemoryError as error:
-        raise TargetError(
-            f"target.path = {path} does not fit on {device} in {dtype}: {_first_line(error)} In bfloat16 "
-            "(trainer.dtype, and evaluation.dtype to evaluate) it takes 2 bytes a parameter."
-        ) from None
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        raise TargetError(
-            f"target.path = {path} cannot be loaded as a causal language model: {_first_line(error)} "
-            "Name a folder with config.json and safetensors, or a model on the hub."
-        ) from None
-    if missing := sorted(report["missing_keys"]):
-        raise TargetError(
-            f"target.path = {path} lacks {len(missing)} weights of {type(model).__name__}, {missing[0]} for one: they "
-            "would be random. Its download is incomplete, or it is no causal language model under these names."
-        )
-    return HfTarget(model.eval().requires_grad_(False), layers, path)
+    ends = weights.load(path, dtype, device)
+    model = weights.read(path, dtype=dtype, device_map=knobs.device_map, **_memory(knobs.target_gpu_gb))
+    return HfTarget(model, layers, path, ends)
 
 
-def _first_line(error: Exception) -> str:
-    """Errors of transformers run over many lines, and some begin with an empty one."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
-def _find(decoder: Any, names: tuple[str, ...], path: str, what: str) -> Any:
-    for name in names:
-        if isinstance(getattr(decoder, name, None), nn.Module):
-            return getattr(decoder, name)
-    raise TargetError(
-        f"{path}: no {what} found in {type(decoder).__name__} (looked for {', '.join(names)}); "
-        "this architecture is not supported by trainer.target = hf."
-    )
-
-
-def _checked(layers: list[int] | None, num_layers: int) -> list[int]:
-    if layers is None:
-        layers = default_layers(num_layers)
-    increasing = all(a < b for a, b in pairwise(layers))
-    if not layers or not increasing or layers[0] < 0 or layers[-1] >= num_layers:
-        raise TargetError(
-            f"trainer.layers = {layers}: the target has layers 0 to {num_layers - 1}; name them once each, in "
-            "increasing order (layer i means its output, `hidden_states[i + 1]` of Hugging Face)."
-        )
-    return layers
-
-
-def _eos_token_ids(model: Any) -> frozenset[int]:
-    """Where generation stops: the generation config's ids, else the model config's."""
-    generation = getattr(model, "generation_config", None)
-    eos = getattr(generation, "eos_token_id", None)
-    if eos is None:
-        eos = getattr(model.config.get_text_config(), "eos_token_id", None)
-    return frozenset([eos] if isinstance(eos, int) else eos or [])
+def _memory(gpu_gb: float | None) -> dict[str, Any]:
+    """What a device may hold of the target, as `accelerate` takes it: nothing is put on a CPU then."""
+    if gpu_gb is None or not torch.cuda.is_available():
+        return {}
+    return {"max_memory": {number: int(gpu_gb * 1e9) for number in range(torch.cuda.device_count())}}
