@@ -17,7 +17,10 @@ class Trainer(Section):
     algorithm: Literal["eagle3", "dflash"] = Field(
         default="eagle3", description="How the drafter drafts and is trained: [eagle3] or [dflash] has its knobs."
     )
-    target: Literal["hf"] = Field(default="hf", description="How hidden states are had: hf (in this process).")
+    target: Literal["hf", "vllm"] = Field(
+        default="hf",
+        description="How hidden states are had: hf (in this process), vllm (from the engines of `capture.servers`).",
+    )
     layers: list[NonNegativeInt] | None = Field(
         default=None,
         description="Layers whose outputs the drafter sees, 0-based. Unset: three for eagle3, five for dflash.",
