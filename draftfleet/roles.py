@@ -45,6 +45,8 @@ PARTS = {
     "dry run": "producer.preview.dry_run:show",
     "dry run found": "producer.preview.dry_run:dry_run",
     "findings": "workers.doctor:findings",
+    "target doctor": "workers.doctor:doctor_of_target",
+    "target look": "trainer.examine:look",
     "prompts": "producer.preview:first_prompts",
     "pins": "producer.produce:pins",
 }

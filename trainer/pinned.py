@@ -14,10 +14,13 @@ from draftfleet.settings import Section, Settings, Target, Trainer
 FREE = {
     "trainer.checkpoint_steps",
     "trainer.device",
+    "trainer.device_map",
     "trainer.keep_checkpoints",
     "trainer.log_steps",
     "trainer.poll_s",
     "trainer.processes",
+    "trainer.target",
+    "trainer.target_gpu_gb",
     "target.path",
     "target.context_tokens",
 }

@@ -28,6 +28,9 @@ def doctor(
     dialect: Annotated[Text, typer.Option(metavar="NAME", help="Unset: found by itself.")] = None,
     max_tokens: Annotated[Int, typer.Option(metavar="N", help="Longest completion, reasoning included.")] = None,
     thinking: Annotated[Bool, typer.Option(help="Reasoning on or off. Unset: the template decides.")] = None,
+    checks_target: Annotated[
+        bool, typer.Option("--check-target", help="Look at the trainer's hidden states instead, in numbers.")
+    ] = False,
     records: Annotated[bool, typer.Option("--show", help="Show the canary's prompts and answers, too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
     is_strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 on a warning, too.")] = False,
@@ -46,6 +49,11 @@ def doctor(
         settings: Settings | SettingsError = read(ctx)
     except SettingsError as error:
         settings = error
+    if checks_target:
+        found = role("target doctor")(
+            settings, look=role("target look"), as_json=as_json, strict=is_strict, progress=shows_bars(progress)
+        )
+        raise typer.Exit(found)
     found = role("doctor")(
         settings,
         file=str(file) if (file := config or Path("draftfleet.toml")).is_file() else "",

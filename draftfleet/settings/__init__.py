@@ -32,6 +32,7 @@ from draftfleet import mistakes, redaction, secrets
 from draftfleet.errors import SettingsError
 from draftfleet.names import NAME
 from draftfleet.settings.asking import Sampling, Variant
+from draftfleet.settings.caching import Cache
 from draftfleet.settings.capturing import Capture
 from draftfleet.settings.producing import Producer, Rows, Source
 from draftfleet.settings.section import Section, table_of
@@ -47,6 +48,7 @@ from draftfleet.settings.sections import (
 from draftfleet.settings.training import DFlash, Eagle3, Evaluation, Export, Trainer
 
 __all__ = [
+    "Cache",
     "Capture",
     "Claims",
     "DFlash",
@@ -95,6 +97,7 @@ class Settings(BaseSettings):
     trainer: Trainer = Field(default_factory=Trainer)
     eagle3: Eagle3 = Field(default_factory=Eagle3)
     dflash: DFlash = Field(default_factory=DFlash)
+    cache: Cache = Field(default_factory=Cache)
     capture: Capture = Field(default_factory=Capture)
     evaluation: Evaluation = Field(default_factory=Evaluation)
     export: Export = Field(default_factory=Export)

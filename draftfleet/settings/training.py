@@ -17,9 +17,10 @@ class Trainer(Section):
     algorithm: Literal["eagle3", "dflash"] = Field(
         default="eagle3", description="How the drafter drafts and is trained: [eagle3] or [dflash] has its knobs."
     )
-    target: Literal["hf", "vllm"] = Field(
+    target: Literal["hf", "cache", "vllm"] = Field(
         default="hf",
-        description="How hidden states are had: hf (in this process), vllm (from the engines of `capture.servers`).",
+        description="How hidden states are had: hf (in this process), cache (kept on a disk: [cache]), vllm (from "
+        "serving engines: [capture]).",
     )
     layers: list[NonNegativeInt] | None = Field(
         default=None,
@@ -44,6 +45,13 @@ class Trainer(Section):
         description="Of target and forward pass; trained weights stay float32. auto: bfloat16 on a GPU, else float32.",
     )
     device: str = Field(default="auto", description="Of this node: auto, cpu, cuda or cuda:N.")
+    device_map: Literal["auto", "balanced", "sequential"] | None = Field(
+        default=None,
+        description="Spread the target hf over the GPUs of this node, by Accelerate. Unset: all of it on `device`.",
+    )
+    target_gpu_gb: PositiveFloat | None = Field(
+        default=None, description="With `device_map`, the most that a GPU may hold of the target, in GB."
+    )
     seed: int = Field(default=0, description="Of weights and data order.")
     checkpoint_steps: PositiveInt = Field(default=200, description="Optimizer steps between checkpoints.")
     keep_checkpoints: PositiveInt = Field(default=2, description="How many of the latest checkpoints stay.")

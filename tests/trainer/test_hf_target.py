@@ -297,6 +297,23 @@ def test_a_target_with_recurrent_layers_is_captured_but_not_decoded_with_a_draft
         target.new_cache()
 
 
+def test_a_target_that_is_spread_by_accelerate_gives_the_same_states(tiny: HfTarget) -> None:
+    spread = targets.load(load(flags={"target.path": TINY, "trainer.device_map": "auto"}), [2, 3, 6], CPU)
+
+    [one], [other] = (next(iter(target.capture([rows(20)]))) for target in (spread, tiny))
+
+    assert torch.equal(one.hidden, other.hidden)
+    assert torch.equal(spread.logits(one.last), tiny.logits(other.last))
+
+
+def test_a_target_that_is_spread_is_one_processs() -> None:
+    flags = {"target.path": TINY, "trainer.device_map": "auto", "trainer.processes": 2, "trainer.accumulation": 2}
+    with pytest.raises(
+        SettingsError, match=r"trainer\.device_map = auto .* trainer\.processes = 2 would each load one"
+    ):
+        targets.load(load(flags=flags), [2, 3, 6], CPU)
+
+
 def test_no_target_and_an_unknown_kind_of_target_say_what_to_set() -> None:
     with pytest.raises(TargetError, match=r"target\.path is not set"):
         targets.load(load(), None, CPU)

@@ -20,7 +20,7 @@ from torch import Tensor
 from draftfleet.errors import TargetError
 from draftfleet.settings import Settings
 
-TARGETS = {"hf": "trainer.targets.hf", "vllm": "trainer.targets.vllm"}
+TARGETS = {"hf": "trainer.targets.hf", "cache": "trainer.targets.cache", "vllm": "trainer.targets.vllm"}
 """Each module has `load(settings: Settings, layers: list[int] | None, device: torch.device) -> Target`."""
 
 
@@ -90,5 +90,8 @@ def check_ids(batch: list[Row], vocab_size: int, path: str) -> None:
 
 
 def load(settings: Settings, layers: list[int] | None, device: torch.device) -> Target:
-    """Load the target that `trainer.target` names."""
-    return import_module(TARGETS[settings.trainer.target]).load(settings, layers, device)
+    """Load the target that `trainer.target` names. Raises TargetError."""
+    name = settings.trainer.target
+    if name not in TARGETS:
+        raise TargetError(f"there is no target {name}: known are {', '.join(TARGETS)}.")
+    return import_module(TARGETS[name]).load(settings, layers, device)

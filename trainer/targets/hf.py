@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
-from draftfleet.errors import TargetError
+from draftfleet.errors import SettingsError, TargetError
 from draftfleet.settings import Settings
 from trainer.devices import choose_dtype
 from trainer.targets import Captured, Row, check_ids, checked_layers, weights
@@ -34,9 +34,10 @@ Cache = DynamicCache
 class HfTarget:
     """A frozen target. `layers` are A ids; see trainer.targets."""
 
-    def __init__(self, model: Any, layers: list[int] | None, path: str) -> None:
+    def __init__(self, model: Any, layers: list[int] | None, path: str, ends: Ends | None = None) -> None:
+        """`ends` are given where the model's own lie on other devices, or on none."""
         self.path = path
-        self._ends = ends = Ends(model, path)
+        self._ends = ends = ends or Ends(model, path)
         self.config: Any = ends.config
         self._decoder: Any = model.get_decoder()
         decoder_layers = weights.find(self._decoder, DECODER_LAYERS, path, "decoder layers")
@@ -51,7 +52,8 @@ class HfTarget:
         self._heard: dict[int | str, Tensor] = {}
         for layer in self.layers:
             decoder_layers[layer].register_forward_hook(self._hear_layer(layer))
-        ends.norm.register_forward_pre_hook(self._hear_last)
+        norm = weights.find(self._decoder, weights.FINAL_NORMS, path, "final norm")
+        norm.register_forward_pre_hook(self._hear_last)
 
     def capture(self, batches: Iterable[list[Row]]) -> Iterator[list[Captured]]:
         """Rows of a batch run together, padded on the right. Raises TargetError for ids outside the vocabulary.
@@ -60,6 +62,9 @@ class HfTarget:
         attention takes its fast causal path.
         """
         for batch in batches:
+            if not batch:
+                yield []
+                continue
             check_ids(batch, len(self.embedding), self.path)
             ids = pad_sequence([row.ids for row in batch], batch_first=True).to(self.device)
             hidden, last = self.forward(ids)
@@ -72,8 +77,8 @@ class HfTarget:
     def forward(self, ids: Tensor, cache: Cache | None = None, **inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Run ids (B, T) after what `cache` holds. Returns hidden states (B, T, K*D) and the last state (B, T, D)."""
         self._decoder(input_ids=ids, use_cache=cache is not None, **{self._cache_argument: cache}, **inputs)
-        hidden = torch.cat([self._heard[layer] for layer in self.layers], dim=-1)
-        last = self._heard["last"]
+        hidden = torch.cat([self._heard[layer].to(self.device) for layer in self.layers], dim=-1)
+        last = self._heard["last"].to(self.device)
         self._heard.clear()
         return hidden, last
 
@@ -109,8 +114,28 @@ class HfTarget:
 
 
 def load(settings: Settings, layers: list[int] | None, device: torch.device) -> HfTarget:
-    """Load `target.path`, frozen, in `trainer.dtype`. Raises TargetError."""
-    path = settings.target.path
+    """Load `target.path`, frozen, in `trainer.dtype`. Raises TargetError or SettingsError.
+
+    With `trainer.device_map` its layers are spread over the GPUs of this node; states, embedding and head are on
+    `device`.
+    """
+    path, knobs = settings.target.path, settings.trainer
     weights.check_path(path)
-    dtype = choose_dtype(settings.trainer.dtype, device)
-    return HfTarget(weights.read(path, dtype=dtype, device_map={"": device}), layers, path)
+    dtype = choose_dtype(knobs.dtype, device)
+    if knobs.device_map is None:
+        return HfTarget(weights.read(path, dtype=dtype, device_map={"": device}), layers, path)
+    if knobs.processes > 1:
+        raise SettingsError(
+            f"trainer.device_map = {knobs.device_map} spreads one target over all GPUs, and trainer.processes = "
+            f"{knobs.processes} would each load one: set trainer.processes = 1, or leave trainer.device_map out."
+        )
+    ends = weights.load(path, dtype, device)
+    model = weights.read(path, dtype=dtype, device_map=knobs.device_map, **_memory(knobs.target_gpu_gb))
+    return HfTarget(model, layers, path, ends)
+
+
+def _memory(gpu_gb: float | None) -> dict[str, Any]:
+    """What a device may hold of the target, as `accelerate` takes it: nothing is put on a CPU then."""
+    if gpu_gb is None or not torch.cuda.is_available():
+        return {}
+    return {"max_memory": {number: int(gpu_gb * 1e9) for number in range(torch.cuda.device_count())}}

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
-from draftfleet.errors import SettingsError
+from draftfleet.errors import DraftfleetError, SettingsError
 from draftfleet.settings import Settings
 from workers.doctor import report
 from workers.doctor.case import Asked, Case, FirstPrompts, Limits, Pins
 from workers.doctor.examination import SUBJECTS, examine
-from workers.doctor.findings import Finding, Level, skipped, told_apart
+from workers.doctor.findings import Finding, Level, of_error, skipped, told_apart
 
-__all__ = ["Asked", "Case", "Finding", "Level", "Limits", "doctor", "examine", "exit_code", "findings"]
+__all__ = [
+    "Asked",
+    "Case",
+    "Finding",
+    "Level",
+    "Limits",
+    "doctor",
+    "doctor_of_target",
+    "examine",
+    "exit_code",
+    "findings",
+]
 
 
 def doctor(
@@ -42,6 +55,40 @@ def doctor(
         print(report.as_json(case, found, seconds=seconds, exit_code=code))
     else:
         report.show(case, found, seconds=seconds, records=records)
+    return code
+
+
+TargetLook = Callable[[Settings], Iterable[dict[str, Any]]]
+"""Findings on the target, as keyword arguments of `Finding`. The trainer's: a worker has no torch."""
+
+
+def doctor_of_target(
+    settings: Settings | SettingsError,
+    *,
+    look: TargetLook,
+    as_json: bool = False,
+    strict: bool = False,
+    progress: bool = False,
+) -> int:
+    """Look at the target alone, in numbers, print what was found, and return the exit code."""
+    begun = time.monotonic()
+    found: list[Finding] = []
+    if isinstance(settings, SettingsError):
+        case = Case(settings=Settings.model_construct(run="?"))
+        found = [one for one in unreadable(settings) if one.level == "fault"]
+    else:
+        case = Case(settings=settings)
+        with report.progress(enabled=progress) as on_change:
+            on_change(["target"])
+            try:
+                found += (Finding(**one, subject="target") for one in look(settings))
+            except DraftfleetError as error:
+                found.append(replace(of_error("look", error), subject="target"))
+    seconds, code = time.monotonic() - begun, exit_code(found, strict=strict)
+    if as_json:
+        print(report.as_json(case, found, seconds=seconds, exit_code=code))
+    else:
+        report.show(case, found, seconds=seconds, records=False)
     return code
 
 

@@ -3,18 +3,20 @@
 A server names the file of a request after the request, and the request is named by us. So what a training left behind
 when it was killed is known by its name, and nothing else is ever touched.
 
-    cmpl-draftfleet-5b1c9f0a2d3e-0-7f3a90-00000012-0-8d2f1a3b.safetensors        and .lock beside it
-                    the drafter  |  start  row
-                                 rank of the process
+    cmpl-draftfleet-5b1c9f0a2d3e-0-66a045-4711-7f3a90-00000012-0-8d2f1a3b.safetensors    and .lock beside it
+                    the drafter  | node   process     number
+                                 rank            start
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import re
 import secrets
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Collection, Iterator
@@ -22,10 +24,14 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
+import psutil
+
 STALE_S = 86_400.0
 """Files of anybody's training that are older than a day have no reader any more."""
 
-_OURS = re.compile(r"draftfleet-(?P<mark>[0-9a-f]{12})-(?P<rank>\d+)-[0-9a-f]{6}-\d{8}")
+_OURS = re.compile(
+    r"(?P<start>draftfleet-(?P<mark>[0-9a-f]{12})-(?P<rank>\d+)-(?P<node>[0-9a-f]{6})-(?P<process>\d+)-[0-9a-f]{6}-)\d{8}"
+)
 
 
 class Room:
@@ -67,12 +73,13 @@ class Spool:
         self.folder = folder
         self.limit_bytes = limit_bytes
         self._mark, self._rank, self._size = mark, rank, size
-        self._prefix = f"draftfleet-{mark}-{rank}-{secrets.token_hex(3)}-"
+        self._node = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:6]
+        self._start = f"draftfleet-{mark}-{rank}-{self._node}-{os.getpid()}-{secrets.token_hex(3)}-"
         self._numbers = count()
 
     def new_request(self) -> str:
         """A name that no other request has. Each try has one of its own: its answer may come after the next one's."""
-        return f"{self._prefix}{next(self._numbers):08d}"
+        return f"{self._start}{next(self._numbers):08d}"
 
     def free_bytes(self) -> int:
         return shutil.disk_usage(self.folder).free
@@ -93,7 +100,7 @@ class Spool:
                 self.remove(file)
 
     def sweep(self) -> int:
-        """Remove the files of this process' requests; of processes of this drafter that are no more; and old ones.
+        """Remove the files that this spool asked for; those of ended processes of this drafter; and old ones.
 
         A file that a server is still writing stays. Returns how many were removed.
         """
@@ -113,6 +120,10 @@ class Spool:
     def _is_forgotten(self, file: Path, request: re.Match[str]) -> bool:
         if request["mark"] != self._mark:
             return _age_s(file) > STALE_S
+        if request["start"] == self._start:
+            return True
+        if request["node"] == self._node and psutil.pid_exists(int(request["process"])):
+            return False  # a check of the same drafter, say, while it is trained
         rank = int(request["rank"])
         return rank == self._rank or (self._rank == 0 and rank >= self._size)
 

@@ -26,7 +26,7 @@ def kimi(tmp_path: Path) -> Path:
 
 def test_the_command_of_the_page_is_the_one_that_is_printed_for_its_settings(kimi: Path) -> None:
     page = PAGE.read_text()
-    (text,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (text,) = [block for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL) if "[capture]" in block]
     tables = tomllib.loads(text)
     flags = {f"{section}.{name}": value for section, table in tables.items() for name, value in table.items()}
     path = flags["target.path"]

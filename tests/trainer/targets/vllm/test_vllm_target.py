@@ -359,7 +359,7 @@ def test_what_a_killed_training_left_is_removed_at_the_next_start_and_nothing_el
     child.kill()
     child.wait()
     of_the_killed = left(spool)
-    others = ["cmpl-draftfleet-0123456789ab-0-aaaaaa-00000001-0-0a1b2c3d.safetensors", "notes.safetensors"]
+    others = ["cmpl-draftfleet-0123456789ab-0-aaaaaa-1-bbbbbb-00000001-0-0a1b2c3d.safetensors", "notes.safetensors"]
     for name in others:
         (spool / name).write_bytes(b"")
 
@@ -368,6 +368,20 @@ def test_what_a_killed_training_left_is_removed_at_the_next_start_and_nothing_el
     assert len([name for name in of_the_killed if name.endswith(".safetensors")]) >= 20
     assert left(spool) == sorted(others)
     assert len(list(target.capture([rows(5)]))) == 1
+
+
+def test_a_second_look_at_the_same_drafter_leaves_the_files_of_the_first(
+    engine: Any, settings: Make, rows: Make, spool: Path
+) -> None:
+    """`draftfleet doctor --check-target`, say, while the drafter is trained."""
+    capture = load(settings(engine)).capture([rows(10 + n) for n in range(6)])
+    next(capture)
+    wait_for(lambda: len(left(spool)) == 2 * 5)
+
+    assert len(list(load(settings(engine)).capture([rows(5)]))) == 1
+
+    assert len(left(spool)) == 2 * 5
+    assert len(list(capture)) == 5
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 30) -> None:
