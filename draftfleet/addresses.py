@@ -21,34 +21,34 @@ class Address:
     is_named: bool = True
 
 
-def expand(servers: Iterable[str]) -> list[Address]:
-    """Each address once, without slash and /v1 at the end. Raises SettingsError."""
+def expand(servers: Iterable[str], knob: str = "worker.servers") -> list[Address]:
+    """Each address once, without slash and /v1 at the end. Raises SettingsError, which names the knob."""
     found: dict[str, Address] = {}
     for written in servers:
         text = written.strip().rstrip("/").removesuffix("/v1").rstrip("/")
         ranged = _RANGE.fullmatch(text)
-        urls = _ports(written, ranged) if ranged else [_checked(written, text)]
+        urls = _ports(knob, written, ranged) if ranged else [_checked(knob, written, text)]
         for url in urls:
             if ranged is None or url not in found:
                 found[url] = Address(url, is_named=ranged is None)
     return list(found.values())
 
 
-def _ports(written: str, ranged: re.Match[str]) -> list[str]:
+def _ports(knob: str, written: str, ranged: re.Match[str]) -> list[str]:
     host, first, last = ranged["host"], int(ranged["first"]), int(ranged["last"])
     if not 1 <= first <= last <= 65535:
         raise SettingsError(
-            f"worker.servers has {written!r}: write the smaller port first, and ports from 1 to 65535, "
+            f"{knob} has {written!r}: write the smaller port first, and ports from 1 to 65535, "
             "for example http://127.0.0.1:8000-8007."
         )
     if last - first >= MOST_PORTS:
         raise SettingsError(
-            f"worker.servers has {written!r}, which is {last - first + 1} ports: a range may have {MOST_PORTS}."
+            f"{knob} has {written!r}, which is {last - first + 1} ports: a range may have {MOST_PORTS}."
         )
-    return [_checked(written, f"{host}:{port}") for port in range(first, last + 1)]
+    return [_checked(knob, written, f"{host}:{port}") for port in range(first, last + 1)]
 
 
-def _checked(written: str, url: str) -> str:
+def _checked(knob: str, written: str, url: str) -> str:
     try:
         parts = urlsplit(url)
         is_right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -56,7 +56,7 @@ def _checked(written: str, url: str) -> str:
         is_right = False
     if not is_right:
         raise SettingsError(
-            f"worker.servers has {written!r}: write addresses as http://HOST:PORT, "
+            f"{knob} has {written!r}: write addresses as http://HOST:PORT, "
             "or http://HOST:FIRST-LAST for a range of ports."
         )
     return url

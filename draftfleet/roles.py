@@ -16,6 +16,7 @@ ROLES = {
     "doctor": "workers.doctor:doctor",
     "train": "trainer.tasks:enqueue",
     "trainer": "trainer.app:serve",
+    "capture-command": "trainer.targets.vllm.command:command",
     "evaluate": "trainer.evaluate:evaluate",
     "export": "trainer.export.publish:publish",
     "export-data": "draftfleet.export_data.export:export",

@@ -40,6 +40,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "doctor": doctoring.doctor,
     "train": training.train,
     "trainer": training.trainer,
+    "capture-command": training.capture_command,
     "evaluate": training.evaluate,
     "export": training.export,
     "export-data": exporting.export_data,

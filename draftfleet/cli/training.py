@@ -58,6 +58,22 @@ def trainer(
     raise typer.Exit(role("trainer")(read(ctx)))
 
 
+def capture_command(
+    ctx: typer.Context,
+    *,
+    target: Target = None,
+    config: Config = None,
+    run: Run = None,
+    storage: Storage = None,
+    assign: Set = None,
+) -> None:
+    """Print the command that starts a vLLM server for trainer.target = vllm.
+
+    It has the layers of this drafter. Add what your machine needs, such as --tensor-parallel-size.
+    """
+    typer.echo(role("capture-command")(read(ctx)))
+
+
 def evaluate(
     ctx: typer.Context,
     *,

@@ -33,6 +33,7 @@ from draftfleet.errors import SettingsError
 from draftfleet.names import NAME
 from draftfleet.settings.asking import Sampling, Variant
 from draftfleet.settings.caching import Cache
+from draftfleet.settings.capturing import Capture
 from draftfleet.settings.producing import Producer, Rows, Source
 from draftfleet.settings.section import Section, table_of
 from draftfleet.settings.sections import (
@@ -48,6 +49,7 @@ from draftfleet.settings.training import DFlash, Eagle3, Evaluation, Export, Tra
 
 __all__ = [
     "Cache",
+    "Capture",
     "Claims",
     "DFlash",
     "Eagle3",
@@ -96,6 +98,7 @@ class Settings(BaseSettings):
     eagle3: Eagle3 = Field(default_factory=Eagle3)
     dflash: DFlash = Field(default_factory=DFlash)
     cache: Cache = Field(default_factory=Cache)
+    capture: Capture = Field(default_factory=Capture)
     evaluation: Evaluation = Field(default_factory=Evaluation)
     export: Export = Field(default_factory=Export)
     flower: Flower = Field(default_factory=Flower)

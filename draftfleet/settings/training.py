@@ -17,8 +17,10 @@ class Trainer(Section):
     algorithm: Literal["eagle3", "dflash"] = Field(
         default="eagle3", description="How the drafter drafts and is trained: [eagle3] or [dflash] has its knobs."
     )
-    target: Literal["hf", "cache"] = Field(
-        default="hf", description="How hidden states are had: hf (in this process), cache (kept on a disk: [cache])."
+    target: Literal["hf", "cache", "vllm"] = Field(
+        default="hf",
+        description="How hidden states are had: hf (in this process), cache (kept on a disk: [cache]), vllm (from "
+        "serving engines: [capture]).",
     )
     layers: list[NonNegativeInt] | None = Field(
         default=None,

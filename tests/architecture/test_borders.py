@@ -24,7 +24,7 @@ MAY_IMPORT = {
 }
 """Roles import the contract, never each other. The contract imports no role: the command line names them as text."""
 
-ENGINES = ("workers/", "draftfleet/testing", "trainer/targets/vllm.py")
+ENGINES = ("workers/", "draftfleet/testing", "trainer/targets/vllm/")
 """Who speaks to inference servers, or plays one."""
 
 AT_HOME_IN = {

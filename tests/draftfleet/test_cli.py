@@ -256,7 +256,17 @@ def test_a_named_flag_wins_over_set_which_wins_over_the_environment_and_the_file
     assert (now["run"], now["storage.url"], now["worker.concurrency"]) == ("flag", "set", 2)
 
 
-TEXTS = ("train", "pause", "resume", "cancel", "drain", "runs priority", "runs budget", "runs delete")
+TEXTS = (
+    "train",
+    "capture-command",
+    "pause",
+    "resume",
+    "cancel",
+    "drain",
+    "runs priority",
+    "runs budget",
+    "runs delete",
+)
 RETURNS = dict.fromkeys(("produce", "evaluate", "export", "continue", "dead revive", "dead export"), "fields")
 RETURNS |= dict.fromkeys(TEXTS, "text")
 """What the command line expects of a role: a result, a sentence, or an exit code."""

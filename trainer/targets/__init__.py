@@ -20,7 +20,7 @@ from torch import Tensor
 from draftfleet.errors import TargetError
 from draftfleet.settings import Settings
 
-TARGETS = {"hf": "trainer.targets.hf", "cache": "trainer.targets.cache"}
+TARGETS = {"hf": "trainer.targets.hf", "cache": "trainer.targets.cache", "vllm": "trainer.targets.vllm"}
 """Each module has `load(settings: Settings, layers: list[int] | None, device: torch.device) -> Target`."""
 
 
