@@ -7,8 +7,8 @@ With p the target's distribution after what is known so far, and q the one that 
     where all are kept, one more is drawn from p: the bonus token
 
 (Leviathan et al., arXiv 2211.17192, appendix A.1.) q must be what d really came from, given the drafted tokens before
-it: for a drafter that is sampled, its own softmax, whether a slot saw the slots before it (EAGLE-3) or not (DFlash); for
-one that drafts its best token, all of the weight on that token, so d is kept with probability p(d).
+it: for a drafter that is sampled, its own softmax, whether a slot saw the slots before it (EAGLE-3) or not (DFlash);
+for one that drafts its best token, all of the weight on that token, so d is kept with probability p(d).
 """
 
 # V vocabulary, n drafted tokens

@@ -185,7 +185,7 @@ def test_plain_sampling_has_the_distribution_of_the_target() -> None:
 
 
 class Remembered:
-    """The tiny target and a drafter of it that drafts one token; what they once computed after some tokens they know."""
+    """The tiny target and a drafter of it that drafts one token, with what they once computed."""
 
     eos_token_ids: frozenset[int] = frozenset()
     device = CPU
