@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from producer.import_data.report import Report as ImportReport
     from producer.preview.dry_run import DryRun
     from producer.report import Report
-    from trainer.evaluate import Evaluation
+    from trainer.evaluation.report import Evaluation
     from workers.doctor import Finding
 
 LOOK_S = 0.5

@@ -47,6 +47,7 @@ FLAGS = {
     "device": "trainer.device",
     "k": "evaluation.k",
     "prompts": "evaluation.prompts",
+    "at_temperature": "evaluation.temperature",
     "address": "flower.address",
     "port": "flower.port",
 }
@@ -98,9 +99,17 @@ def said(ctx: typer.Context) -> dict[str, Any]:
     for name in ("servers", "language"):
         if given.get(name):
             flags[FLAGS[name]] = [one.strip() for part in given[name] for one in part.split(",") if one.strip()]
+    if given.get("k"):
+        flags |= _drafted(given["k"])
     if given.get("data"):
         flags["producer.data"] = given["data"][0] if len(given["data"]) == 1 else list(given["data"])
     return flags
+
+
+def _drafted(text: str) -> dict[str, Any]:
+    """`--k 1,3,7`: the largest is the one that is looked at closely, the others are swept."""
+    ks = sorted({part.strip() for part in text.split(",")}, key=lambda part: (len(part), part))
+    return {FLAGS["k"]: ks[-1]} | ({"evaluation.sweep": ks[:-1]} if len(ks) > 1 else {})
 
 
 def begin_log(ctx: typer.Context, settings: Settings) -> None:

@@ -1,4 +1,4 @@
-"""How good a drafter is: greedy draft-and-verify on held-out prompts, beside plain greedy decoding.
+"""How good a drafter is: draft-and-verify on held-out prompts, beside plain decoding.
 
 acceptance length   1 + accepted / drafts over all prompts together: the tokens that a pass of the target keeps,
                     its own (the bonus token) included. At most k + 1. Counted as vLLM counts.
@@ -8,13 +8,11 @@ lossless            the tokens equal those of plain greedy decoding; exact in fl
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,20 +29,30 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from draftfleet import drafters, drawing, tokens
+from draftfleet import drafters, tokens
 from draftfleet.errors import DrafterError, TargetError, TrainingError
 from draftfleet.logs import event
-from draftfleet.names import is_again, split_of
-from draftfleet.outcomes import best
-from draftfleet.records import Prompt
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.storage import open_storage
 from trainer import algorithms, checkpoint, drafter
 from trainer.algorithms import Algorithm
 from trainer.devices import choose_device
-from trainer.measure import Track, count, measure
-from trainer.speculate import Limits
+from trainer.evaluation.asking import Asked, asked
+from trainer.evaluation.counts import (
+    DraftCount,
+    acceptance,
+    bucket,
+    bucket_order,
+    drafts_of,
+    num_thinking,
+    parts,
+)
+from trainer.evaluation.forced import alarm, compare, overfit
+from trainer.evaluation.report import Evaluation, SweepRow
+from trainer.evaluation.rules import Sampling
+from trainer.measure import Measured, Track, sweep
+from trainer.speculate import Answer, Limits
 from trainer.targets import hf
 from trainer.targets.hf import HfTarget
 
@@ -58,46 +66,13 @@ LOG_EVERY_S = 10
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
-    """`drafts` are passes of the target that verified a draft. `prompts_too_long` leave no room for an answer.
-
-    `rechecked` prompts came out differently when they were decoded plainly in a batch, whose sums run in another order,
-    and were compared again with plain decoding alone. Speeds are of one request at a time, over `timed_prompts`.
-    """
-
-    run: str
-    drafter: str
-    checkpoint: str
-    k: int
-    prompts: int
-    prompts_too_long: int
-    tokens: int
-    drafts: int
-    drafted: int
-    accepted: int
-    acceptance_length: float
-    acceptance_per_position: list[float]
-    lossless: bool
-    lossless_prompts: int
-    rechecked: int
-    timed_prompts: int
-    tokens_per_s: float
-    plain_tokens_per_s: float
-    speedup: float
-    seconds: float
-    dtype: str
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=2) + "\n"
-
-
 def evaluate(settings: Settings, *, progress: bool) -> Evaluation:
     """Judge the newest checkpoint of `trainer.drafter`; write evaluation.json.
 
     Raises DrafterError without a drafter, TargetError if it does not fit the target, TrainingError without prompts.
     """
     started = time.monotonic()
+    knobs = settings.evaluation
     run = Run.open(open_storage(settings.storage), settings.run)
     home = run.drafter_dir(settings.trainer.drafter)
     drafters.fetch(run, settings.trainer.drafter, "checkpoints")
@@ -109,50 +84,84 @@ def evaluate(settings: Settings, *, progress: bool) -> Evaluation:
         )
     algorithm, target = load(found, settings)
     context_tokens = settings.target.context_tokens or int(target.config.max_position_embeddings)
-    limits = Limits(settings.evaluation.max_tokens, context_tokens)
-    asked = list(prompt_ids(run, _with_target(settings, target.path)))
-    prompts = [prompt for prompt in asked if limits.of(prompt) > 1]
-    if not prompts:
+    limits = Limits(knobs.max_tokens, context_tokens)
+    everybody = list(asked(run, _with_target(settings, target.path)))
+    judged = [one for one in everybody if limits.of(one.ids) > 1]
+    if not judged:
         raise TrainingError(
-            f"run {run.name} has {len(asked)} held-out prompts, of which none leaves room for an answer: produce some "
-            "with producer.heldout above 0 or with a split column, or raise target.context_tokens."
+            f"run {run.name} has {len(everybody)} held-out prompts, of which none leaves room for an answer: produce "
+            "some with producer.heldout above 0 or with a split column, or raise target.context_tokens."
         )
-    log.info(event("evaluation started", run=run.name, drafter=found, prompts=len(prompts)))
+    ks = _draftable({*knobs.sweep, knobs.k}, algorithm)
+    k = ks[-1]
+    log.info(event("evaluation started", run=run.name, drafter=found, prompts=len(judged), k="/".join(map(str, ks))))
 
+    sampling = Sampling(knobs.temperature, knobs.drafts == "best", knobs.seed)
     with _tracking(progress) as track:
-        measured = measure(algorithm, target, prompts, limits=limits, k=settings.evaluation.k, track=track)
-    drafts, accepted, per_position = count(measured.answers, settings.evaluation.k)
-    equal = sum(answer.ids == ids for answer, ids in zip(measured.answers, measured.plain, strict=True))
+        prompts = [one.ids for one in judged]
+        swept = sweep(algorithm, target, prompts, limits=limits, ks=ks, track=track, sampling=sampling)
+        answers = swept[k].answers
+        is_greedy = sampling.temperature == 0
+        forced = compare(algorithm, target, judged, answers, k=k, track=track) if is_greedy else None
+    thinking = _thinking(target.path, judged, answers)
+    drafts = [
+        draft
+        for one, answer, many in zip(judged, answers, thinking, strict=True)
+        for draft in drafts_of(one, answer, many)
+    ]
+    whole, expected = acceptance(drafts, k), None if is_greedy else _expected(drafts, k)
+    rows = [_row(k, measured, judged, is_greedy=is_greedy) for k, measured in swept.items()]
+    trained = drafters.read(run, settings.trainer.drafter, "progress.json") or {}
+    said = [] if forced is None else [alarm(forced), overfit(forced, trained.get("accuracy"))]
+    by_turn = parts(drafts, lambda draft: str(draft.turn + 1), k)
     evaluation = Evaluation(
         run=run.name,
         drafter=settings.trainer.drafter,
         checkpoint=found.name,
-        k=settings.evaluation.k,
-        prompts=len(prompts),
-        prompts_too_long=len(asked) - len(prompts),
-        tokens=sum(len(answer.ids) for answer in measured.answers),
-        drafts=drafts,
-        drafted=sum(sum(answer.drafted) for answer in measured.answers),
-        accepted=accepted,
-        acceptance_length=1 + accepted / max(drafts, 1),
-        acceptance_per_position=per_position,
-        lossless=equal == len(prompts),
-        lossless_prompts=equal,
-        rechecked=measured.rechecked,
-        timed_prompts=measured.timed,
-        tokens_per_s=measured.tokens_per_s,
-        plain_tokens_per_s=measured.plain_tokens_per_s,
-        speedup=measured.tokens_per_s / measured.plain_tokens_per_s,
+        k=k,
+        temperature=knobs.temperature,
+        drafts_are="best" if is_greedy else knobs.drafts,
+        seed=knobs.seed,
+        prompts=len(judged),
+        conversations=len({one.conversation for one in judged}),
+        prompts_too_long=len(everybody) - len(judged),
+        tokens=sum(len(answer.ids) for answer in answers),
+        drafts=whole.drafts,
+        drafted=sum(sum(answer.drafted) for answer in answers),
+        accepted=whole.accepted,
+        acceptance_length=whole.acceptance_length,
+        interval=whole.interval,
+        acceptance_per_position=whole.acceptance_per_position,
+        expected_acceptance_length=None if expected is None else 1 + sum(expected),
+        expected_acceptance_per_position=expected,
+        lossless=rows[-1].lossless_prompts == len(judged) if is_greedy else None,
+        lossless_prompts=rows[-1].lossless_prompts,
+        rechecked=swept[k].rechecked,
+        timed_prompts=swept[k].timed,
+        tokens_per_s=swept[k].tokens_per_s,
+        plain_tokens_per_s=swept[k].plain_tokens_per_s,
+        speedup=rows[-1].speedup,
         seconds=time.monotonic() - started,
-        dtype=settings.evaluation.dtype,
+        dtype=knobs.dtype,
+        sweep=rows,
+        domains=parts(drafts, lambda draft: draft.source, k),
+        phases=parts(drafts, lambda draft: draft.phase, k),
+        context=dict(
+            sorted(parts(drafts, lambda draft: bucket(draft.position), k).items(), key=lambda one: bucket_order(one[0]))
+        ),
+        turns=dict(sorted(by_turn.items(), key=lambda one: int(one[0]))) if len(by_turn) > 1 else {},
+        teacher_forced=forced,
+        warnings=[warning for warning in said if warning is not None],
     )
     run.storage.put(f"{run.name}/drafters/{settings.trainer.drafter}/{FILE}", evaluation.to_json().encode())
+    for warning in evaluation.warnings:
+        log.warning(event("evaluation warned", run=run.name, warning=warning))
     log.info(
         event(
             "evaluation done",
             run=run.name,
             acceptance_length=evaluation.acceptance_length,
-            lossless=f"{equal}/{len(prompts)}",
+            lossless="-" if evaluation.lossless is None else f"{evaluation.lossless_prompts}/{len(judged)}",
             speedup=evaluation.speedup,
             seconds=evaluation.seconds,
         )
@@ -189,32 +198,54 @@ def load(folder: Path, settings: Settings) -> tuple[Algorithm, HfTarget]:
 
 
 def prompt_ids(run: Run, settings: Settings) -> Iterator[list[int]]:
-    """The first `evaluation.prompts` held-out prompts: the ids that were served, where their batch is done; else the
-    target's tokenizer and the switches that the run pins."""
-    left = settings.evaluation.prompts
-    batches = [batch for batch in run.batches() if split_of(batch) == "heldout"]
-    again = [
-        sample for batch in batches if is_again(batch) and run.is_done(batch) for sample in run.read_samples(batch)
-    ]
-    for batch in batches:
-        if is_again(batch) or left == 0:  # its prompts are those of other batches
-            continue
-        samples = run.read_samples(batch) if run.is_done(batch) else []
-        served = {key: sample.prompt_token_ids for key, sample in best([*samples, *again]).items()}
-        for prompt in [prompt for prompt in run.read_prompts(batch) if prompt.sample == 0][:left]:
-            yield served.get(prompt.row_key) or _render(run, settings, prompt)
-            left -= 1
+    """The ids of those that are asked, in the order of `trainer.evaluation.asking`."""
+    return (one.ids for one in asked(run, settings))
 
 
 def _with_target(settings: Settings, path: str) -> Settings:
     return settings.model_copy(update={"target": settings.target.model_copy(update={"path": path})})
 
 
-def _render(run: Run, settings: Settings, prompt: Prompt) -> list[int]:
-    asked = drawing.asked(run) if "sampling.thinking" in run.info.content else settings.sampling
-    sampling, _ = drawing.drawn(asked, prompt.row_key)
-    return tokens.load(settings.target.path).prompt_ids(
-        prompt.messages, prompt.tools, sampling.thinking, sampling.template_kwargs
+def _draftable(ks: set[int], algorithm: Algorithm) -> list[int]:
+    """Ascending. A block of a DFlash drafter has no more than it was trained with."""
+    most = algorithm.config.block_size - 1 if algorithm.config.block_size else max(ks)
+    if max(ks) > most:
+        log.warning(event("drafts shortened", k=max(ks), to=most, block_size=algorithm.config.block_size))
+    return sorted({min(k, most) for k in ks})
+
+
+def _thinking(path: str, judged: list[Asked], answers: list[Answer]) -> list[int]:
+    """Of each answer how many tokens are its thought. Without a tokenizer nobody can tell: none."""
+    try:
+        tokenizer = tokens.load(path)
+    except TargetError as error:
+        log.warning(event("thoughts not told apart", error=error))
+        return [0] * len(answers)
+    return [num_thinking(tokenizer, one.ids, answer.ids) for one, answer in zip(judged, answers, strict=True)]
+
+
+def _expected(drafts: list[DraftCount], k: int) -> list[float]:
+    """Of each position the chance of being kept, by sum min(p, q)."""
+    return [
+        sum(draft.chances[at] for draft in drafts if at < len(draft.chances)) / max(len(drafts), 1) for at in range(k)
+    ]
+
+
+def _row(k: int, measured: Measured, judged: list[Asked], *, is_greedy: bool) -> SweepRow:
+    answers = measured.answers
+    drafts = [draft for one, answer in zip(judged, answers, strict=True) for draft in drafts_of(one, answer, 0)]
+    found = acceptance(drafts, k)
+    equal = sum(answer.ids == ids for answer, ids in zip(answers, measured.plain, strict=False))
+    return SweepRow(
+        k=k,
+        drafts=found.drafts,
+        accepted=found.accepted,
+        acceptance_length=found.acceptance_length,
+        interval=found.interval,
+        acceptance_per_position=found.acceptance_per_position,
+        lossless_prompts=equal if is_greedy else None,
+        tokens_per_s=measured.tokens_per_s,
+        speedup=measured.tokens_per_s / measured.plain_tokens_per_s,
     )
 
 

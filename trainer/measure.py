@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from trainer.algorithms import Algorithm
+from trainer.evaluation.rules import Sampling
 from trainer.speculate import Answer, Limits, decode, decode_batch, decode_with_drafter
 from trainer.targets.hf import HfTarget
 
@@ -32,7 +33,10 @@ def untracked(items: Sequence[T], title: str) -> Iterable[T]:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Answers with the drafter and plain ones to the same prompts; speeds of the first `timed`, one by one."""
+    """Answers with the drafter and plain ones to the same prompts; speeds of the first `timed`, one by one.
+
+    Sampled, there are plain answers to those alone: they are other draws, and nothing is compared.
+    """
 
     answers: list[Answer]
     plain: list[list[int]]
@@ -50,32 +54,56 @@ def measure(
     limits: Limits,
     k: int,
     track: Track = untracked,
+    sampling: Sampling = Sampling(),  # noqa: B008  frozen
 ) -> Measured:
     """Answer every prompt with the drafter and plainly."""
+    return sweep(algorithm, target, prompts, limits=limits, ks=[k], track=track, sampling=sampling)[k]
+
+
+def sweep(
+    algorithm: Algorithm,
+    target: HfTarget,
+    prompts: list[list[int]],
+    *,
+    limits: Limits,
+    ks: list[int],
+    track: Track = untracked,
+    sampling: Sampling = Sampling(),  # noqa: B008  frozen
+) -> dict[int, Measured]:
+    """As `measure`, once for each k; the plain answers are those of all."""
     timed = min(TIMED_PROMPTS, len(prompts))
 
-    def with_drafter(prompt: list[int]) -> Answer:
-        return decode_with_drafter(target, algorithm.proposer(), prompt, limits, k)
-
     def plainly(prompt: list[int]) -> list[int]:
-        return decode(target, prompt, limits)
+        return decode(target, prompt, limits, sampling.rule(prompt, target.device))
 
-    first, first_s = _timed(with_drafter, track(prompts[:timed], "with drafter, timed"))
-    alone, alone_s = _timed(plainly, track(prompts[:timed], "plain, timed"))
-    answers = first + [with_drafter(prompt) for prompt in track(prompts[timed:], "with drafter")]
-    groups = [prompts[start : start + BATCH_PROMPTS] for start in range(timed, len(prompts), BATCH_PROMPTS)]
-    plain = alone + [ids for group in track(groups, "plain, in batches") for ids in decode_batch(target, group, limits)]
-    differing = [index for index in range(timed, len(prompts)) if plain[index] != answers[index].ids]
-    for index in track(differing, "plain again, alone"):
-        plain[index] = plainly(prompts[index])
-    return Measured(
-        answers,
-        plain,
-        rechecked=len(differing),
-        timed=timed,
-        tokens_per_s=sum(len(answer.ids) for answer in first) / first_s,
-        plain_tokens_per_s=sum(map(len, alone)) / alone_s,
-    )
+    plain, plain_s = _timed(plainly, track(prompts[:timed], "plain, timed"))
+    plain_tokens_per_s = sum(map(len, plain)) / plain_s
+    drafted: dict[int, tuple[list[Answer], float]] = {}
+    for k in ks:
+
+        def with_drafter(prompt: list[int], k: int = k) -> Answer:
+            rule = sampling.rule(prompt, target.device)
+            return decode_with_drafter(target, algorithm.proposer(), prompt, limits, k, rule)
+
+        answers, seconds = _timed(with_drafter, track(prompts[:timed], f"k = {k}, timed"))
+        rate = sum(len(answer.ids) for answer in answers) / seconds
+        drafted[k] = answers + [with_drafter(prompt) for prompt in track(prompts[timed:], f"k = {k}")], rate
+
+    differing: list[int] = []
+    if sampling.temperature == 0:
+        groups = [prompts[start : start + BATCH_PROMPTS] for start in range(timed, len(prompts), BATCH_PROMPTS)]
+        plain += [ids for group in track(groups, "plain, in batches") for ids in decode_batch(target, group, limits)]
+        differing = [
+            index
+            for index in range(timed, len(prompts))
+            if any(answers[index].ids != plain[index] for answers, _ in drafted.values())
+        ]
+        for index in track(differing, "plain again, alone"):
+            plain[index] = plainly(prompts[index])
+    return {
+        k: Measured(answers, plain, len(differing), timed, rate, plain_tokens_per_s)
+        for k, (answers, rate) in drafted.items()
+    }
 
 
 def count(answers: list[Answer], k: int) -> tuple[int, int, list[float]]:

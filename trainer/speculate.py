@@ -1,16 +1,18 @@
-"""Greedy decoding of the target, plain and with a drafter. Both give the same tokens; the second in fewer passes."""
+"""Decoding of the target, plain and with a drafter: the second takes fewer passes. Greedily both give the same tokens,
+and sampled (trainer.evaluation.rules) tokens of the same distribution."""
 
 # T tokens, K chosen layers, D hidden size of the target, k drafted tokens
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from trainer.algorithms import Proposer
+from trainer.algorithms import Draft, Proposer
+from trainer.evaluation.rules import GREEDY, Rule
 
 if TYPE_CHECKING:
     from trainer.targets.hf import HfTarget
@@ -30,22 +32,28 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`accepted` has one number for each pass of the target that verified a draft: how much of the draft it kept."""
+    """`accepted` has one number for each pass of the target that verified a draft: how much of the draft it kept.
+
+    Of the same passes `starts` are the tokens of the answer that were known by then, and `chances` what the rule said
+    of each position.
+    """
 
     ids: list[int]
     drafted: list[int]
     accepted: list[int]
+    starts: list[int] = field(default_factory=list[int])
+    chances: list[list[float]] = field(default_factory=list[list[float]])
 
 
 @torch.no_grad()
-def decode(target: HfTarget, prompt: list[int], limits: Limits) -> list[int]:
-    """Plain greedy decoding of one prompt."""
+def decode(target: HfTarget, prompt: list[int], limits: Limits, rule: Rule = GREEDY) -> list[int]:
+    """Plain decoding of one prompt."""
     cache = target.new_cache()
     answer: list[int] = []
     ids = prompt
     while len(answer) < limits.of(prompt):
         _, last = target.forward(_tensor(ids, target), cache)
-        answer.append(_best(target, last[0, -1:])[0])
+        answer.append(rule.verify(_none(last), target.logits(last[0, -1:])).token)
         ids = answer[-1:]
         if answer[-1] in target.eos_token_ids:
             break
@@ -79,8 +87,10 @@ def decode_batch(target: HfTarget, prompts: list[list[int]], limits: Limits) -> 
 
 
 @torch.no_grad()
-def decode_with_drafter(target: HfTarget, proposer: Proposer, prompt: list[int], limits: Limits, k: int) -> Answer:
-    """Draft k tokens, verify them in one pass of the target, keep the prefix it agrees with and its own next token.
+def decode_with_drafter(  # noqa: PLR0917  # the last is rarely given
+    target: HfTarget, proposer: Proposer, prompt: list[int], limits: Limits, k: int, rule: Rule = GREEDY
+) -> Answer:
+    """Draft k tokens, verify them in one pass of the target, keep what the rule keeps and the target's own next token.
 
     With answer token x5 known and drafted d6 d7 d8, the pass runs x5 d6 d7 d8 and yields y6 y7 y8 y9. If d6 = y6 and
     d7 /= y7, then d6 and y7 are kept, one draft is accepted, and the cache is cropped to end with d6.
@@ -88,30 +98,42 @@ def decode_with_drafter(target: HfTarget, proposer: Proposer, prompt: list[int],
     cache = target.new_cache()
     longest = limits.of(prompt)
     ids, answer = prompt, Answer([], [], [])
-    draft: list[int] = []
+    draft: Draft | None = None
     while len(answer.ids) < longest:
-        hidden, last = target.forward(_tensor(ids + draft, target), cache)
-        best = _best(target, last[0, -len(draft) - 1 :])
-        accepted = next((i for i, token in enumerate(draft) if token != best[i]), len(draft))
-        if draft:
-            answer.drafted.append(len(draft))
+        drafted = draft.ids if draft else []
+        hidden, last = target.forward(_tensor(ids + drafted, target), cache)
+        verdict = rule.verify(draft or _none(last), target.logits(last[0, -len(drafted) - 1 :]))
+        accepted = verdict.accepted
+        if drafted:
+            answer.starts.append(len(answer.ids))
+            answer.drafted.append(len(drafted))
             answer.accepted.append(accepted)
-            cache.crop(accepted - len(draft))
-        kept = best[: accepted + 1]
+            answer.chances.append(verdict.chances)
+            cache.crop(accepted - len(drafted))
+        kept = [*drafted[:accepted], verdict.token]
         answer.ids.extend(kept)
         if not target.eos_token_ids.isdisjoint(kept):
             break
         # The states that are new and stay: those of the prompt, or of the last token and the accepted drafts.
         new = len(ids) + accepted
-        after = (ids + draft)[1:new] + kept[-1:]
+        after = (ids + drafted)[1:new] + kept[-1:]
         room = limits.context_tokens - len(prompt) - len(answer.ids)
         ids = kept[-1:]
-        draft = proposer.propose(_tensor(after, target)[0], hidden[0, :new], min(k, room)).ids if room > 0 else []
-    return Answer(_cut(answer.ids[:longest], target), answer.drafted, answer.accepted)
+        draft = (
+            proposer.propose(_tensor(after, target)[0], hidden[0, :new], min(k, room), rule.choose)
+            if room > 0
+            else None
+        )
+    return Answer(_cut(answer.ids[:longest], target), answer.drafted, answer.accepted, answer.starts, answer.chances)
 
 
 def _best(target: HfTarget, last: Tensor) -> list[int]:
     return target.logits(last).argmax(-1).tolist()
+
+
+def _none(last: Tensor) -> Draft:
+    """A draft of no token."""
+    return Draft([], last.new_empty(0, 0))
 
 
 def _tensor(ids: list[int], target: HfTarget) -> Tensor:

@@ -79,17 +79,29 @@ def evaluate(
     *,
     drafter: Drafter = None,
     target: Target = None,
-    k: Annotated[Int, typer.Option(metavar="N", help="Tokens drafted per step.")] = None,
+    k: Annotated[
+        Text, typer.Option(metavar="N[,N...]", help="Tokens drafted per pass; several are measured beside each other.")
+    ] = None,
     prompts: Annotated[Int, typer.Option(metavar="N", help="Held-out prompts.")] = None,
+    at_temperature: Annotated[
+        Float, typer.Option("--temperature", metavar="X", help="0: greedy. Above: answers are sampled.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs: one JSON line, no table.")] = False,
     progress: Progress = None,
     config: Config = None,
     run: Run = None,
     storage: Storage = None,
     assign: Set = None,
 ) -> None:
-    """Measure a drafter on held-out prompts."""
+    """Measure a drafter on held-out prompts.
+
+    The table goes to standard error, the same as one JSON line to standard output unless that is a terminal.
+    """
     settings = read(ctx)
-    results.show(settings.run, "evaluated", role("evaluate")(settings, progress=shows_bars(progress)))
+    evaluation = role("evaluate")(settings, progress=shows_bars(progress))
+    from draftfleet import acceptance  # noqa: PLC0415  brings rich
+
+    acceptance.show(evaluation, as_json=as_json)
 
 
 def export(

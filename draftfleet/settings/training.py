@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from draftfleet.names import NAME
 from draftfleet.settings.section import Section
@@ -134,11 +134,20 @@ class DFlash(Section):
 
 
 class Evaluation(Section):
-    """Greedy draft-and-verify on held-out prompts."""
+    """Draft-and-verify on held-out prompts."""
 
-    k: PositiveInt = Field(default=3, description="Tokens drafted per step.")
-    prompts: PositiveInt = Field(default=64, description="Held-out prompts.")
+    k: PositiveInt = Field(default=3, description="Tokens drafted per pass of the target.")
+    sweep: list[PositiveInt] = Field(default=[], description="Other numbers of drafted tokens to measure as well.")
+    prompts: PositiveInt = Field(default=64, description="Held-out prompts; of a conversation all turns.")
     max_tokens: PositiveInt = Field(default=256, description="Longest completion in tokens.")
+    temperature: NonNegativeFloat = Field(
+        default=0, description="0: greedy. Above: answers are sampled, and drafts verified by rejection sampling."
+    )
+    drafts: Literal["sampled", "best"] = Field(
+        default="sampled",
+        description="Of a sampled answer: drafts are drawn from the drafter's distribution, or are its best tokens.",
+    )
+    seed: int = Field(default=0, description="Of sampled answers; each prompt has dice of its own.")
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="Of the target. In bfloat16, half as large, near ties may differ: not lossless."
     )

@@ -325,7 +325,15 @@ FLAGS_OF: dict[str, tuple[str, dict[str, Any]]] = {
         {"trainer.max_steps": 8, "trainer.lr": 0.5, "trainer.drafter": "d"},
     ),
     "trainer": ("--device cpu", {"trainer.device": "cpu"}),
-    "evaluate": ("--k 2 --prompts 7", {"evaluation.k": 2, "evaluation.prompts": 7}),
+    "evaluate": (
+        "--k 1,12,2 --prompts 7 --temperature 0.5",
+        {
+            "evaluation.k": 12,
+            "evaluation.sweep": [1, 2],
+            "evaluation.prompts": 7,
+            "evaluation.temperature": 0.5,
+        },
+    ),
     "flower": ("--address 127.0.0.2 --port 0", {"flower.address": "127.0.0.2", "flower.port": 0}),
 }
 
@@ -389,7 +397,7 @@ def test_a_flag_that_is_not_given_leaves_its_knob_to_the_file(
 
 
 def test_no_flag_is_left_without_a_test() -> None:
-    assert {path for _, wanted in FLAGS_OF.values() for path in wanted} == set(FLAGS.values())
+    assert {path for _, wanted in FLAGS_OF.values() for path in wanted} == {*FLAGS.values(), "evaluation.sweep"}
 
 
 def _at(settings: dict[str, Any], path: str) -> Any:

@@ -15,7 +15,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from draftfleet import tokens
 from draftfleet.errors import DrafterError, RunMissing, TargetError, TrainingError
-from draftfleet.records import Prompt, Sample
+from draftfleet.records import Prompt, Sample, Turn
 from draftfleet.runs import Run
 from draftfleet.settings import Settings, load
 from draftfleet.storage import open_storage
@@ -23,6 +23,7 @@ from trainer import algorithms, checkpoint, evaluate, targets
 from trainer.algorithms import Choose, Draft, greedy
 from trainer.checkpoint import State
 from trainer.data import Journal
+from trainer.evaluation.asking import asked
 from trainer.measure import count
 from trainer.speculate import Answer, Limits, decode, decode_batch, decode_with_drafter
 from trainer.targets.hf import HfTarget
@@ -132,11 +133,14 @@ def run(settings: Settings) -> Run:
     run = Run.create(
         open_storage(settings.storage.url), "r", {"sampling.thinking": True, "sampling.extra_body": {}}, {}
     )
-    asked = [Prompt(f"p{i}", "heldout", [{"role": "user", "content": text}]) for i, text in enumerate(QUESTIONS)]
-    run.write_prompts("heldout-000000", asked[:2])
-    run.write_prompts("heldout-000001", asked[2:])
-    run.write_prompts("train-000000", [replace(asked[0], split="train", prompt_id="t")])
-    run.commit("heldout-000000", [served(run, asked[0], [11, 12, 13]), served(run, asked[1], [])])
+    prompts = [
+        Prompt(f"p{i}", "heldout", [{"role": "user", "content": text}], source="days" if i > 1 else "")
+        for i, text in enumerate(QUESTIONS)
+    ]
+    run.write_prompts("heldout-000000", prompts[:2])
+    run.write_prompts("heldout-000001", prompts[2:])
+    run.write_prompts("train-000000", [replace(prompts[0], split="train", prompt_id="t")])
+    run.commit("heldout-000000", [served(run, prompts[0], [11, 12, 13]), served(run, prompts[1], [])])
     return run
 
 
@@ -186,7 +190,7 @@ def test_an_evaluation_judges_the_newest_checkpoint_and_writes_down_what_it_retu
 
     found = evaluate.evaluate(settings, progress=False)
 
-    assert json.loads((run.drafter_dir("d") / "evaluation.json").read_text()) == asdict(found)
+    assert json.loads((run.drafter_dir("d") / "evaluation.json").read_text()) == json.loads(json.dumps(asdict(found)))
     assert (found.checkpoint, found.prompts, found.k) == ("step-000010", 4, 3)
     assert found.lossless
     assert found.lossless_prompts == 4
@@ -197,6 +201,99 @@ def test_an_evaluation_judges_the_newest_checkpoint_and_writes_down_what_it_retu
     # Each prompt's first token comes without a draft; an answer that is cut drops what its last pass yielded too much.
     assert found.tokens <= 4 + found.drafts + found.accepted
     assert found.speedup == pytest.approx(found.tokens_per_s / found.plain_tokens_per_s)
+
+
+def with_knobs(settings: Settings, **knobs: Any) -> Settings:
+    return settings.model_copy(update={"evaluation": settings.evaluation.model_copy(update=knobs)})
+
+
+def test_several_k_are_measured_beside_each_other_and_the_largest_is_looked_at_closely(
+    run: Run, settings: Settings, target: HfTarget
+) -> None:
+    put_drafter(run, settings, target, 2)
+
+    found = evaluate.evaluate(with_knobs(settings, k=4, sweep=[1, 4], max_tokens=12), progress=False)
+
+    assert [row.k for row in found.sweep] == [1, 4]
+    assert [len(row.acceptance_per_position) for row in found.sweep] == [1, 4]
+    assert [row.lossless_prompts for row in found.sweep] == [4, 4]
+    assert (found.k, found.acceptance_length) == (4, found.sweep[-1].acceptance_length)
+
+
+def test_parts_add_up_to_the_whole(run: Run, settings: Settings, target: HfTarget) -> None:
+    put_drafter(run, settings, target, 2)
+
+    found = evaluate.evaluate(with_knobs(settings, max_tokens=16), progress=False)
+
+    assert set(found.domains) == {"days", "no source"}
+    assert found.domains["days"].conversations == 2
+    assert set(found.phases) <= {"thinking", "answer"}
+    assert list(found.context) == ["<512"]
+    assert found.turns == {}
+    for part in (found.domains, found.phases, found.context):
+        assert sum(one.drafts for one in part.values()) == found.drafts
+        assert sum(one.accepted for one in part.values()) == found.accepted
+    assert found.teacher_forced is not None
+    assert found.teacher_forced.real_acceptance_length == pytest.approx(found.acceptance_length, abs=0.1)
+    assert found.warnings == []
+
+
+def test_sampled_answers_are_drawn_again_from_the_same_seed(run: Run, settings: Settings, target: HfTarget) -> None:
+    put_drafter(run, settings, target, 2)
+    knobs = {"temperature": 1.5, "max_tokens": 8, "prompts": 2}
+
+    one, again = (evaluate.evaluate(with_knobs(settings, **knobs), progress=False) for _ in range(2))
+    other = evaluate.evaluate(with_knobs(settings, **knobs, seed=1, drafts="best"), progress=False)
+
+    assert (one.lossless, one.lossless_prompts, one.teacher_forced) == (None, None, None)
+    assert (one.tokens, one.accepted, one.acceptance_per_position) == (
+        again.tokens, again.accepted, again.acceptance_per_position,
+    )  # fmt: skip
+    assert one.expected_acceptance_per_position == again.expected_acceptance_per_position
+    assert one.expected_acceptance_length == pytest.approx(1 + sum(one.expected_acceptance_per_position or []))
+    assert other.expected_acceptance_per_position != one.expected_acceptance_per_position
+    assert (one.drafts_are, other.drafts_are) == ("sampled", "best")
+
+
+def test_every_turn_of_a_conversation_is_asked_and_its_tools_go_with_it(run: Run, settings: Settings) -> None:
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+    talk = [
+        {"role": "user", "content": "What is 2 + 3?"},
+        {"role": "assistant", "content": "5"},
+        {"role": "user", "content": "And twice that?"},
+    ]
+    answered, unanswered = (Prompt(name, "heldout", talk, tools) for name in ("a", "b"))
+    conversation = Run.create(open_storage(settings.storage.url), "talk", {"producer.turns": "all"}, {})
+    conversation.write_prompts("heldout-000000", [answered])
+    conversation.write_prompts("heldout-000001", [unanswered])
+    first = Turn(message=1, prompt_token_ids=[1, 2], token_ids=[3], ids_source="engine")
+    conversation.commit("heldout-000000", [replace(served(conversation, answered, [1, 2, 3, 4]), turns=[first])])
+
+    found = list(asked(conversation, settings))
+
+    assert [(one.conversation, one.turn, one.ids) for one in found[:2]] == [
+        (answered.row_key, 0, [1, 2]), (answered.row_key, 1, [1, 2, 3, 4]),
+    ]  # fmt: skip
+    [rendered] = found[2:]
+    text = tokens.load(TINY).decode(rendered.ids)
+    assert (rendered.conversation, rendered.turn) == (unanswered.row_key, 0)
+    assert "What is 2 + 3?" in text
+    assert "And twice" not in text
+    assert rendered.ids == tokens.load(TINY).prompt_ids(talk[:1], tools, None, None)
+
+
+def test_a_block_drafts_no_more_than_it_was_trained_to(run: Run, settings: Settings) -> None:
+    knobs = {"trainer.algorithm": "dflash", "dflash.num_layers": 1, "dflash.block_size": 4}
+    blocks = load(
+        flags={"storage.url": settings.storage.url, "run": "r", "target.path": TINY, "trainer.drafter": "d"} | knobs
+    )
+    put_drafter(run, blocks, targets.load(blocks, [2, 4, 5], torch.device("cpu")), 2)
+
+    found = evaluate.evaluate(with_knobs(blocks, k=7, sweep=[2, 5], prompts=2, max_tokens=8), progress=False)
+
+    assert [row.k for row in found.sweep] == [2, 3]
+    assert found.teacher_forced is not None
+    assert abs(found.teacher_forced.gap) < 0.02
 
 
 def test_prompts_that_leave_no_room_for_an_answer_are_counted(run: Run, settings: Settings, target: HfTarget) -> None:

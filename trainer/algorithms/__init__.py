@@ -23,7 +23,8 @@ from trainer.team import Team
 ALGORITHMS = {"eagle3": "trainer.algorithms.eagle3", "dflash": "trainer.algorithms.dflash"}
 """Each module has `configure(settings, target) -> DrafterConfig` and `build(config, target) -> Algorithm`; one whose
 drafter has more before its first step has `begin` too, and one that sees other layers than
-`trainer.targets.default_layers` has `default_layers(num_layers) -> list[int]`."""
+`trainer.targets.default_layers` has `default_layers(num_layers) -> list[int]`. Beside it lies a module `forced`, with
+`hits(algorithm, captured, k) -> Tensor`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,14 @@ def configure(settings: Settings, target: Target) -> DrafterConfig:
 def build(config: DrafterConfig, target: Target) -> Algorithm:
     """A drafter of this shape, freshly initialised from torch's generator."""
     return _module(config.algorithm).build(config, target)
+
+
+def hits(algorithm: Algorithm, captured: Captured, k: int) -> Tensor:
+    """Where the training code, fed the tokens that really came, drafts them: (T, at most k) bool, on the CPU.
+
+    [t, i] is of the draft after token t, and its token i. There may be fewer than k: as many as were trained.
+    """
+    return import_module(f"{ALGORITHMS[algorithm.config.algorithm]}.forced").hits(algorithm, captured, k)
 
 
 def begin(

@@ -10,6 +10,7 @@ from typing import Any
 
 import draftfleet
 from draftfleet import drafters
+from draftfleet.acceptance import PARTS
 from draftfleet.export_data.card import sources_of
 from draftfleet.redaction import redact
 from draftfleet.runs import Run
@@ -121,13 +122,8 @@ def _shape(config: DrafterConfig) -> dict[str, Any]:
 def _acceptance(evaluation: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Rows of a table: of all prompts, and of the parts that an evaluation has."""
     rows = [("all", evaluation)] if "acceptance_length" in evaluation else []
-    for part, said in evaluation.items():
-        if isinstance(said, dict):
-            rows += [
-                (f"{part.replace('_', ' ')}: {name}", one)
-                for name, one in said.items()
-                if isinstance(one, dict) and "acceptance_length" in one
-            ]
+    for part, word in PARTS.items():
+        rows += [(f"{word}: {name}", one) for name, one in (evaluation.get(part) or {}).items()]
     return rows
 
 

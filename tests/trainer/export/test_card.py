@@ -27,7 +27,14 @@ EVALUATION: dict[str, Any] = {
     "acceptance_length": 2.9512,
     "acceptance_per_position": [0.85, 0.65, 0.45],
     "lossless": True,
-    "domains": {"code": {"acceptance_length": 3.1, "acceptance_per_position": [0.9, 0.7, 0.5]}},
+    "domains": {
+        "code": {
+            "acceptance_length": 3.1,
+            "interval": [2.95, 3.25],
+            "drafts": 1234,
+            "acceptance_per_position": [0.9, 0.7, 0.5],
+        }
+    },
 }
 
 
@@ -76,10 +83,22 @@ def test_the_acceptance_table_has_all_prompts_and_each_domain(
 
     assert "3 tokens drafted per pass, 64 held-out prompts" in card
     assert "between 1 and 4" in card
-    assert "| all | 2.951 | 0.850 / 0.650 / 0.450 |" in card
-    assert "| domains: code | 3.100 | 0.900 / 0.700 / 0.500 |" in card
+    assert "| all | 2.951 |  |  | 0.850 / 0.650 / 0.450 |" in card
+    assert "| source: code | 3.100 | 2.95 to 3.25 | 1,234 | 0.900 / 0.700 / 0.500 |" in card
     assert "All answers were those of the target alone" in card
     assert "Measured on" not in card
+
+
+def test_of_sampled_answers_a_card_says_the_temperature_and_not_that_they_are_the_target_s(
+    settings: Settings, put: Any, say: Callable[[str, dict[str, Any]], None]
+) -> None:
+    put()
+    say("evaluation.json", EVALUATION | {"temperature": 0.7, "lossless": None, "lossless_prompts": None})
+
+    card = card_of(settings)
+
+    assert "answers sampled at temperature 0.7" in card
+    assert "token for token" not in card
 
 
 def test_figures_of_another_checkpoint_are_marked(
