@@ -18,6 +18,7 @@ ROLES = {
     "trainer": "trainer.app:serve",
     "evaluate": "trainer.evaluate:evaluate",
     "export": "trainer.export.publish:publish",
+    "bench": "workers.bench:bench",
     "export-data": "draftfleet.export_data.export:export",
     "join": "workers.app:work",
     "status": "draftfleet.status:show",
@@ -44,6 +45,8 @@ PARTS = {
     "dry run": "producer.preview.dry_run:show",
     "dry run found": "producer.preview.dry_run:dry_run",
     "findings": "workers.doctor:findings",
+    "bench found": "workers.bench:found",
+    "bench options": "workers.bench:Options",
     "prompts": "producer.preview:first_prompts",
     "pins": "producer.produce:pins",
 }
