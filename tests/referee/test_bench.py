@@ -1,4 +1,4 @@
-"""`draftfleet bench` between two real vLLM servers: what it says of acceptance is what they count and what we evaluate."""
+"""`draftfleet bench` between two real vLLM servers: its acceptance is what they count, and what we evaluate."""
 
 import json
 import shlex
@@ -138,12 +138,12 @@ def benched(
     assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout)
     for level in report["levels"]:
-        speeds = [round(level[side]["tokens_per_s"]["median"], 1) for side in ("with_drafter", "without")]
+        one, other, ratio = level["with_drafter"], level["without"], level["speedup"]
         figure(
             f"bench at {level['concurrency']}",
-            f"x{level['speedup']['median']:.2f} ({level['speedup']['least']:.2f} to {level['speedup']['most']:.2f}), "
-            f"{speeds[0]} and {speeds[1]} tokens/s, acceptance length {level['with_drafter']['acceptance_length']:.3f}, "
-            f"{level['equal']} of {level['compared']} answers equal",
+            f"x{ratio['median']:.2f} ({ratio['least']:.2f} to {ratio['most']:.2f}), "
+            f"{one['tokens_per_s']['median']:.1f} and {other['tokens_per_s']['median']:.1f} tokens/s, "
+            f"acceptance length {one['acceptance_length']:.3f}, {level['equal']} of {level['compared']} equal",
         )
     return Benched(report, {name: value - before.get(name, 0) for name, value in after.items()}, ours)
 

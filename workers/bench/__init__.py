@@ -13,6 +13,7 @@ from draftfleet import drafters, drawing, tokens
 from draftfleet.addresses import expand
 from draftfleet.errors import ServerError, SettingsError
 from draftfleet.logs import event
+from draftfleet.redaction import redact
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from workers.bench import figures, report, sides
@@ -88,8 +89,8 @@ def _measured(
     result = Bench(
         model="",
         dialect="",
-        with_url=urls["with"],
-        without_url=urls.get("without"),
+        with_url=redact(urls["with"]),
+        without_url=redact(urls["without"]) if "without" in urls else None,
         prompts_from=options.file or f"held-out prompts of run {settings.run}",
         max_tokens=max_tokens,
         temperature=options.temperature,
@@ -106,7 +107,7 @@ def _measured(
             if not measurement.windows:
                 raise
             error = stop
-            result.error = stop.summary if isinstance(stop, ServerError) else "it was interrupted"
+            result.error = redact(stop.summary) if isinstance(stop, ServerError) else "it was interrupted"
     _fill(result, measurement, time.monotonic() - began)
     _keep(settings, run, result)
     return result, error
@@ -176,7 +177,7 @@ def _fill(result: Bench, measurement: Measurement, seconds: float) -> None:
 
 def _warnings(result: Bench, measurement: Measurement) -> list[str]:
     said: list[str] = []
-    url_of = {side.name: side.url for side in measurement.sides}
+    url_of = {side.name: redact(side.url) for side in measurement.sides}
     for one in measurement.windows:
         where = f"--{one.side} {url_of[one.side]}, {one.concurrency} at once, repeat {one.repeat + 1}"
         if one.others:

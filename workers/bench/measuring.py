@@ -6,9 +6,10 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 
+from draftfleet.settings import Sampling
 from workers.bench import differences, figures
 from workers.bench.differences import Difference
 from workers.bench.figures import Window
@@ -84,7 +85,7 @@ class Measurement:
 
     async def _warm_up(self, side: Side, concurrency: int, *, is_first: bool) -> None:
         short = [
-            Question(question.prompt, question.sampling.model_copy(update={"max_tokens": WARM_UP_TOKENS}))
+            replace(question, sampling=_at_most(question.sampling, WARM_UP_TOKENS))
             for question in self.plan.window(concurrency)[:concurrency]
         ]
         answers = await self._ask_all(side, short, concurrency, f"{self._salt}-warm-up")
@@ -127,3 +128,7 @@ class Measurement:
         except* Exception as errors:
             raise errors.exceptions[0] from None
         return [answers[number] for number in range(len(asked))]
+
+
+def _at_most(sampling: Sampling, tokens: int) -> Sampling:
+    return sampling.model_copy(update={"max_tokens": min(tokens, sampling.max_tokens)})

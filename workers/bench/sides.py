@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from draftfleet.errors import Mismatch, NotReady, ServerError, Transient
+from draftfleet.errors import Mismatch, NotReady, Transient
 from draftfleet.records import Prompt
 from draftfleet.settings import Sampling
 from draftfleet.tokens import TargetTokenizer
@@ -22,6 +22,8 @@ from workers.dialects.openai import model_entries
 
 Name = Literal["with", "without"]
 MEASURED = ("vllm", "sglang", "sglang-native")
+FEW_TOKENS = 4
+"""The first ones of an answer come without a draft."""
 COUNTED_S = 3.0
 """A server may count a request a step after its answer has ended."""
 
@@ -156,12 +158,9 @@ async def check_drafting(side: Side, answers: Sequence[Answer]) -> None:
             f"--with {side.url} does not draft: its /metrics page has no counters of drafts. Start it with the drafter "
             "(vLLM: `--speculative-config`; SGLang: `--speculative-draft-model-path`, `--enable-metrics`)."
         )
-    if side.name == "with" and now.drafts == 0 and not drafts:
+    tokens = sum(answer.tokens for answer in answers)
+    if side.name == "with" and now.drafts == 0 and not drafts and tokens >= FEW_TOKENS:
         raise Mismatch(
-            f"--with {side.url} has a drafter, and drafted nothing in {sum(one.tokens for one in answers)} tokens: "
+            f"--with {side.url} has a drafter, and drafted nothing in {tokens} tokens: "
             "its log says why; max_position_embeddings of the drafter may be too small."
         )
-
-
-def of_error(error: ServerError, side: Side) -> str:
-    return f"--{side.name} {side.url}: {error.summary}"
