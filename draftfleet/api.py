@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from producer.preview.dry_run import DryRun
     from producer.report import Report
     from trainer.evaluation.report import Evaluation
+    from workers.bench import Bench
     from workers.doctor import Finding
 
 LOOK_S = 0.5
@@ -279,6 +280,38 @@ class Run:
     def export(self, *formats: str, drafter: str | None = None, hub: Place | None = None) -> dict[str, str]:
         """Write the folders that engines serve, by format; all formats where none is named. `hub` has one uploaded."""
         return role("export")(self._load(_of_drafter(drafter)), list(formats), hub=hub)
+
+    def bench(
+        self,
+        with_url: str,
+        without_url: str | None = None,
+        *,
+        concurrency: Sequence[int] = (1, 8, 32),
+        prompts: str | Path | None = None,
+        limit: int = 32,
+        max_tokens: int | None = None,
+        repeat: int = 3,
+        temperature: float = 0.0,
+        drafter: str | None = None,
+        progress: bool = False,
+    ) -> Bench:
+        """Measure a drafter in running servers, one with it and, for comparison, one without.
+
+        `prompts` names a file; unset, held-out prompts of the run are asked. Raises ServerError, also where a server
+        ended meanwhile: then the figures until there are in the drafter's bench.json.
+        """
+        options = role("bench options")(
+            with_url=with_url,
+            without_url=without_url,
+            concurrency=concurrency,
+            file=None if prompts is None else str(prompts),
+            limit=limit,
+            max_tokens=max_tokens,
+            repeat=repeat,
+            temperature=temperature,
+        )
+        settings = self._load(_of_drafter(drafter))
+        return role("bench found")(settings, options, first_prompts=role("prompts"), progress=progress)
 
     def _check_processes(self) -> None:
         if self._stack is not None:

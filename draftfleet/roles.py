@@ -19,6 +19,7 @@ ROLES = {
     "capture-command": "trainer.targets.vllm.command:command",
     "evaluate": "trainer.evaluate:evaluate",
     "export": "trainer.export.publish:publish",
+    "bench": "workers.bench:bench",
     "export-data": "draftfleet.export_data.export:export",
     "join": "workers.app:work",
     "status": "draftfleet.status:show",
@@ -47,6 +48,8 @@ PARTS = {
     "findings": "workers.doctor:findings",
     "target doctor": "workers.doctor:doctor_of_target",
     "target look": "trainer.examine:look",
+    "bench found": "workers.bench:found",
+    "bench options": "workers.bench:Options",
     "prompts": "producer.preview:first_prompts",
     "pins": "producer.produce:pins",
 }

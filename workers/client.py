@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,23 +65,22 @@ class Client:
 
     async def complete(self, url: str, path: str, body: dict[str, Any]) -> Answer:
         """POST to a path of a server. Raises Transient if there was no answer."""
-        if (url, path) not in self._asks:
-            headers = {"Authorization": f"Bearer {self._key(url)}", "Content-Type": "application/json"}
-            self._asks[url, path] = httpx2.URL(f"{url}{path}"), headers
-        address, headers = self._asks[url, path]
+        address, headers = self._ask(url, path)
         try:
             response = await self._http.post(address, content=json.dumps(body).encode(), headers=headers)
         except NO_ANSWER as error:
-            # The aiohttp transport calls every lost connection a ConnectTimeout: its causes tell the two apart.
-            causes = list(_causes(error))
-            if any(isinstance(cause, TimeoutError) for cause in causes):
-                knobs = self._knobs
-                raise Transient(
-                    f"server {url} gave no answer within worker.request_timeout_s = {knobs.request_timeout_s:g} s "
-                    f"(connection: {knobs.connect_timeout_s:g} s)."
-                ) from error
-            raise Transient(f"the connection to server {url} broke: {causes[-1]!r}.", is_broken=True) from error
+            raise self._broken(url, error) from error
         return response.status_code, response.headers, response.content
+
+    @asynccontextmanager
+    async def stream(self, url: str, path: str, body: dict[str, Any]) -> AsyncGenerator[httpx2.Response]:
+        """The same, to be read line by line as it comes. Raises Transient also where it breaks off meanwhile."""
+        address, headers = self._ask(url, path)
+        try:
+            async with self._http.stream("POST", address, content=json.dumps(body).encode(), headers=headers) as answer:
+                yield answer
+        except NO_ANSWER as error:
+            raise self._broken(url, error) from error
 
     async def look(self, url: str, *, is_new: bool = False) -> Look:
         """GET /v1/models, and /metrics where there is one; of a new one without it also /. Raises Unreachable."""
@@ -111,6 +111,23 @@ class Client:
 
     async def close(self) -> None:
         await self._http.aclose()
+
+    def _ask(self, url: str, path: str) -> tuple[httpx2.URL, dict[str, str]]:
+        if (url, path) not in self._asks:
+            headers = {"Authorization": f"Bearer {self._key(url)}", "Content-Type": "application/json"}
+            self._asks[url, path] = httpx2.URL(f"{url}{path}"), headers
+        return self._asks[url, path]
+
+    def _broken(self, url: str, error: BaseException) -> Transient:
+        # The aiohttp transport calls every lost connection a ConnectTimeout: its causes tell the two apart.
+        causes = list(_causes(error))
+        if any(isinstance(cause, TimeoutError) for cause in causes):
+            knobs = self._knobs
+            return Transient(
+                f"server {url} gave no answer within worker.request_timeout_s = {knobs.request_timeout_s:g} s "
+                f"(connection: {knobs.connect_timeout_s:g} s)."
+            )
+        return Transient(f"the connection to server {url} broke: {causes[-1]!r}.", is_broken=True)
 
     def _key(self, server: str) -> str:
         return self._knobs.key(server) or "none"

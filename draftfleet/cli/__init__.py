@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 import draftfleet
 from draftfleet import logs
 from draftfleet.cli import (
+    benching,
     continuing,
     dead,
     doctoring,
@@ -43,6 +44,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "capture-command": training.capture_command,
     "evaluate": training.evaluate,
     "export": training.export,
+    "bench": benching.bench,
     "export-data": exporting.export_data,
     "join": generation.join,
     "status": looking.status,

@@ -96,6 +96,12 @@ class Behaviour(BaseModel):
         default=None, description="So many other requests at work halve the speed of each. Unset: none slows another."
     )
     speed: PositiveFloat = Field(default=1.0, description="Of its engine: with 0.5 every answer takes twice as long.")
+    draft_tokens: PositiveInt | None = Field(
+        default=None, description="It counts drafts of so many tokens, as with a drafter. Unset: none."
+    )
+    keep: float = Field(
+        default=0.7, ge=0, le=1, description="Chance that a drafted token is kept, if those before it were."
+    )
     time_scale: PositiveFloat = Field(default=1.0, description="All times above and below are divided by this.")
     load_s: NonNegativeFloat = Field(default=0, description="It loads so long after each start, and answers 503.")
     frozen: bool = Field(default=False, description="Set: nothing in flight advances, all counters are flat.")

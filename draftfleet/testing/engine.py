@@ -107,6 +107,10 @@ class Engine:
         held = sum(sequence.made(self._work) for sequence in self._running)
         return self._past_tokens + held + sum(sequence.kept for sequence in self._waiting)
 
+    def made(self, sequence: Sequence) -> float:
+        """Its tokens so far."""
+        return sequence.made(self._work) if sequence in self._running else sequence.kept
+
     @property
     def held_tokens(self) -> float:
         """Tokens in the KV cache."""

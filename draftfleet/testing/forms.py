@@ -85,7 +85,8 @@ def _write_text(behaviour: Behaviour, said: Said) -> dict[str, Any]:
 def _read_generate(asked: dict[str, Any]) -> dict[str, Any]:
     params: dict[str, Any] = asked.get("sampling_params") or {}
     most = params.get("max_new_tokens") or 128
-    return {"model": None, "ids": _numbers(asked["input_ids"]), "max_tokens": most, "return_token_ids": True}
+    ids = _numbers(asked["input_ids"])
+    return {"model": None, "ids": ids, "max_tokens": most, "return_token_ids": True, "stream": asked.get("stream")}
 
 
 def _write_generate(behaviour: Behaviour, said: Said) -> dict[str, Any]:

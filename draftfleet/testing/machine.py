@@ -95,6 +95,11 @@ class Machine:
             if self._at_work.pop(sequence, None) is not None:
                 self._settle(self._engine.remove(sequence, self._loop.time()))
 
+    def made(self, sequence: Sequence) -> int:
+        """Tokens that a sequence at work has made by now."""
+        self._pass_time()
+        return int(self._engine.made(sequence))
+
     def change(self, behaviour: Behaviour) -> None:
         before, self.behaviour = self.behaviour, behaviour
         if before.alive and not behaviour.alive:

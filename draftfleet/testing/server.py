@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from collections.abc import Awaitable
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from functools import cache
@@ -15,10 +16,12 @@ from pydantic import ValidationError
 
 from draftfleet.testing import forms, gauges, wire
 from draftfleet.testing.answers import Answer, Speaker
-from draftfleet.testing.behaviour import OF_THE_SERVER, Behaviour, Fault
+from draftfleet.testing.behaviour import OF_THE_SERVER, Behaviour, Fault, Kind
 from draftfleet.testing.engine import Sequence
 from draftfleet.testing.forms import FORMS
-from draftfleet.testing.machine import Machine
+from draftfleet.testing.machine import Fate, Machine
+from draftfleet.testing.speculation import Drafts, Verified
+from draftfleet.testing.streams import PIECE_S, Stream
 from draftfleet.tokens import TargetTokenizer, load
 
 _FORM_AT = {form.path: form for form in FORMS.values()}
@@ -35,6 +38,8 @@ class App:
         self._statuses: Counter[int] = Counter()
         self._struck: Counter[str] = Counter()
         self._rows: dict[str, dict[str, int]] = {}
+        self._drafts = Drafts()
+        self._life = 0
 
     @property
     def behaviour(self) -> Behaviour:
@@ -95,10 +100,25 @@ class App:
             return self._refuse(status, message, **more)
         number = self._requests
         sequence = Sequence(answer.prompt_ids.count, answer.token_ids.count)
-        fate = await self._machine.work(sequence)
-        if fate == "forgotten":
-            await self._machine.never()
-        if fate != "answered":
+        if body.get("stream"):
+            native = request.path in _FORM_AT
+            stream = Stream(self.behaviour, body, answer, number=number, native=native, kind=kind)
+            return await self._stream(request, stream, sequence, row)
+        return await self._whole(request, body, sequence, answer, row, number=number, kind=kind)
+
+    async def _whole(
+        self,
+        request: web.Request,
+        body: dict[str, Any],
+        sequence: Sequence,
+        answer: Answer,
+        row: dict[str, int],
+        *,
+        number: int,
+        kind: Kind | None,
+    ) -> web.StreamResponse:
+        """The answer in one piece."""
+        if not await self._is_worked(self._machine.work(sequence)):
             return _dropped(request)
         form = _FORM_AT.get(request.path)
         if form:
@@ -111,11 +131,45 @@ class App:
         self._count(answer, row)
         return await self._write(request, payload, sequence)
 
-    def _count(self, answer: Answer, row: dict[str, int]) -> None:
+    async def _stream(
+        self, request: web.Request, stream: Stream, sequence: Sequence, row: dict[str, int]
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        work = asyncio.ensure_future(self._machine.work(sequence))
+        try:
+            await response.prepare(request)
+            while not (await asyncio.wait([work], timeout=PIECE_S))[0]:
+                for piece in stream.pieces(self._machine.made(sequence)):
+                    await response.write(piece)
+            if not await self._is_worked(work) or stream.is_cut:
+                return _dropped(request)
+        finally:
+            work.cancel()
+        for piece in stream.end(self._count(stream.answer, row)):
+            await response.write(piece)
+        await response.write_eof()
+        return response
+
+    async def _is_worked(self, work: Awaitable[Fate]) -> bool:
+        """Whether there is an answer in the end. Of a request that was forgotten there is none to wait for."""
+        fate = await work
+        if fate == "forgotten":
+            await self._machine.never()
+        return fate == "answered"
+
+    def _count(self, answer: Answer, row: dict[str, int]) -> Verified | None:
+        """Returns what became of the drafts of the answer, where it plays to have any."""
         self._statuses[200] += 1
         self._tokens += answer.token_ids.count
         row["answered"] += 1
         row["tokens"] += answer.token_ids.count
+        return self._counted().answer(answer.token_ids.count, self.behaviour.draft_tokens, self.behaviour.keep)
+
+    def _counted(self) -> Drafts:
+        """Of this life of the machine: those of a new process begin at zero."""
+        if self._life != self._machine.crashes:
+            self._life, self._drafts = self._machine.crashes, Drafts()
+        return self._drafts
 
     async def _write(self, request: web.Request, payload: bytes, sequence: Sequence) -> web.StreamResponse:
         """Here, and not where aiohttp would do it by itself, so that it is known when it was done."""
@@ -134,7 +188,7 @@ class App:
         return self._look(request) or (web.Response() if is_bare else web.json_response({"status": "ok"}))
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
-        text = gauges.text(self.behaviour, self._machine.readings())
+        text = gauges.text(self.behaviour, self._machine.readings(), self._counted())
         if self.behaviour.alive and text is None:
             return self._refuse(404, "Not Found")
         return self._look(request) or web.Response(text=text)

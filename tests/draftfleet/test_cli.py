@@ -272,6 +272,7 @@ RETURNS |= dict.fromkeys(TEXTS, "text")
 """What the command line expects of a role: a result, a sentence, or an exit code."""
 
 ARGUMENT = {
+    "bench": ["--with", "http://a:1"],
     "continue": ["--max-tokens", "8"],
     "export-data": ["folder"],
     "dead show": ["b05c"],

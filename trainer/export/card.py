@@ -46,6 +46,7 @@ def text(facts: Facts) -> str:
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
     evaluation = drafters.read(facts.run, facts.drafter, "evaluation.json") or {}
+    bench = drafters.read(facts.run, facts.drafter, "bench.json") or {}
     rendered = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         facts=facts,
         config=facts.config,
@@ -58,6 +59,8 @@ def text(facts: Facts) -> str:
         evaluation=evaluation,
         acceptance=_acceptance(evaluation),
         is_of_this_step=evaluation.get("checkpoint") == f"step-{facts.step:06d}",
+        bench=bench,
+        engine_of_bench="vLLM" if bench.get("dialect") == "vllm" else "SGLang",
         progress=drafters.read(facts.run, facts.drafter, "progress.json") or {},
         settings=_settings(facts),
         content={name: _cell(value) for name, value in facts.run.info.content.items()},

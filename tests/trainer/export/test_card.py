@@ -37,6 +37,9 @@ EVALUATION: dict[str, Any] = {
     },
 }
 
+BENCHED = [(1500.0, 2.75), (1000.0, None)]
+"""Tokens/s and acceptance length, with the drafter and without."""
+
 
 def front(card: str) -> dict[str, Any]:
     return yaml.safe_load(card.split("---\n")[1])
@@ -108,6 +111,24 @@ def test_figures_of_another_checkpoint_are_marked(
     say("evaluation.json", EVALUATION)
 
     assert "**Measured on step-000200, not on step 400, which this folder holds.**" in card_of(settings)
+
+
+def test_what_it_gains_in_a_server_is_told_where_it_was_measured(
+    settings: Settings, put: Any, say: Callable[[str, dict[str, Any]], None]
+) -> None:
+    put()
+    speeds = [{"tokens_per_s": {"median": value}, "acceptance_length": length} for value, length in BENCHED]
+    level = {"concurrency": 8, "with_drafter": speeds[0], "without": speeds[1], "speedup": {"median": 1.5}}
+    alone = {"concurrency": 32, "with_drafter": speeds[0], "without": None, "speedup": None}
+    told = {"max_tokens": 256, "temperature": 0.0, "repeat": 3, "at": "2026-11-30T22:00:00+00:00", "dialect": "vllm"}
+    say("bench.json", told | {"levels": [level, alone], "error": None, "with_url": "http://10.0.0.7:8000"})
+
+    card = card_of(settings)
+
+    assert "In vLLM on 2026-11-30: answers of 256 tokens at most, temperature 0.0, median of 3." in card
+    assert "| 8 | 1,500 | 1,000 | x1.50 | 2.750 |" in card
+    assert "| 32 | 1,500 | – | – | 2.750 |" in card
+    assert "10.0.0.7" not in card
 
 
 def test_settings_and_data_are_told_without_places_of_this_machine(
