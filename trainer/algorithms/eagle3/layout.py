@@ -11,6 +11,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from trainer.algorithms.flex import Places, Stretch
 from trainer.algorithms.layers import Spans
 from trainer.targets import Captured
 
@@ -26,6 +27,15 @@ class Layout:
     chosen: Tensor  # (M,): drafting positions with a loss at step 0; at step i it is the position i before
     last: Tensor  # (M, D): the target's last state where it predicts the same token
     spans: Spans
+
+    def reach(self) -> tuple[list[Stretch], Places]:
+        """What the drafting positions see of step 0: their row, up to themselves."""
+        rows = torch.arange(len(self.spans.drafting))
+        sizes = torch.tensor([*self.spans.drafting, *self.spans.context])
+        group = torch.cat((rows, rows)).repeat_interleave(sizes).int().to(self.positions.device, non_blocking=True)
+        places = Places(group, self.positions.int())
+        own, position = (part[: self.draft_ids.shape[1]] for part in places)
+        return [Stretch(own, torch.zeros_like(position), position)], places
 
 
 def lay_out(captured: list[Captured], num_steps: int, device: torch.device) -> Layout | None:
