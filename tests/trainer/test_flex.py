@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftfleet.settings import load
@@ -429,3 +430,48 @@ def test_what_a_device_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert flex.unusable(torch.device("cuda", 0), 64) is None
     monkeypatch.delattr(flex.torch_flex, "AuxRequest")
     assert "it needs torch 2.9 or newer" in str(flex.unusable(torch.device("cuda", 0), 64))
+
+
+# What a GPU would wait for
+
+
+class Waits(TorchDispatchMode):
+    """Notes what would make the program wait for a GPU: a number, or a shape, that is read off a tensor of `loss`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        is_by_mask = name in {"index", "index_put", "index_put_", "_index_put_impl_"} and any(
+            isinstance(one, Tensor) and one.dtype == torch.bool for one in args[1]
+        )
+        if is_by_mask or name in {"_local_scalar_dense", "masked_select"}:
+            self.seen.append(name)
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs"),
+    [
+        ("eagle3", {}),
+        ("eagle3", {"eagle3__draft_vocab_size": 40}),
+        ("eagle3", {"eagle3__loss": "lk"}),
+        ("dflash", {}),
+        ("dflash", {"dflash__weights": "dpace", "dflash__labels": "soft"}),
+    ],
+)
+def test_a_batch_has_one_number_read_off_the_device_before_its_backward_pass_ends(
+    target: HfTarget, name: str, knobs: dict[str, Any]
+) -> None:
+    """The weight of its loss, where that is not the number of its tokens."""
+    algorithm = build(target, name, **knobs)
+    algorithm.execution = Execution(flex=True)
+    layout = algorithm.collate(capture(target, SHORT))
+
+    with Waits() as waits:
+        algorithm.loss(layout).total.backward()
+
+    is_by_weight = name == "dflash" or "eagle3__draft_vocab_size" in knobs
+    assert waits.seen == ["_local_scalar_dense"] * is_by_weight

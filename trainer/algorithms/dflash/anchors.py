@@ -46,7 +46,7 @@ class Layout:
     anchor_ids: Tensor  # (N,)
     positions: Tensor  # (N, B)
     labels: Tensor  # (N, B - 1)
-    is_label: Tensor  # (N, B - 1): false from the end of the answer on
+    is_label: Tensor  # (N, B - 1): false from the end of the answer on; on the CPU
     last: Tensor | None  # (N, B - 1, D): the target's last state before each label, where its distribution is learnt
     anchors: list[Tensor]  # of each row, ascending; on the CPU
     heads: int
@@ -104,11 +104,11 @@ def lay_out(
     labels, is_label = zip(*(_labels(one.row, where, slots) for one, where in drawn), strict=True)
     return Layout(
         hidden=torch.cat([one.hidden[: int(where[-1])] for one, where in drawn]),
-        context_positions=torch.cat([torch.arange(int(where[-1])) for where in anchors]).to(device),
-        anchor_ids=torch.cat([one.row.ids.cpu()[where] for one, where in drawn]).to(device),
-        positions=(torch.cat(anchors)[:, None] + torch.arange(slots)).to(device),
-        labels=torch.cat(labels).to(device),
-        is_label=torch.cat(is_label).to(device),
+        context_positions=torch.cat([torch.arange(int(where[-1])) for where in anchors]).to(device, non_blocking=True),
+        anchor_ids=torch.cat([one.row.ids.cpu()[where] for one, where in drawn]).to(device, non_blocking=True),
+        positions=(torch.cat(anchors)[:, None] + torch.arange(slots)).to(device, non_blocking=True),
+        labels=torch.cat(labels).to(device, non_blocking=True),
+        is_label=torch.cat(is_label),
         last=torch.cat([_before_labels(one, where, slots) for one, where in drawn]) if soft else None,
         anchors=anchors,
         heads=heads,
@@ -126,4 +126,4 @@ def _labels(row: Row, anchors: Tensor, slots: int) -> tuple[Tensor, Tensor]:
 def _before_labels(captured: Captured, anchors: Tensor, slots: int) -> Tensor:
     """x(a+k) is what the state at a+k-1 predicts."""
     where = (anchors[:, None] + torch.arange(slots - 1)).clamp(max=len(captured.last) - 1)
-    return captured.last[where.to(captured.last.device)]
+    return captured.last[where.to(captured.last.device, non_blocking=True)]

@@ -48,10 +48,10 @@ def lay_out(captured: list[Captured], num_steps: int, device: torch.device) -> L
     chosen = [row.chosen + start for row, start in zip(rows, starts, strict=True)]
     return Layout(
         hidden=_answers_first([row.hidden for row in rows], rows),
-        positions=_answers_first([torch.arange(len(row.hidden)) for row in rows], rows).to(device),
-        next_ids=_answers_first([row.next_ids for row in rows], rows).to(device),
-        draft_ids=torch.cat([row.draft_ids for row in rows], dim=1).to(device),
-        chosen=torch.cat(chosen).to(device),
+        positions=_answers_first([torch.arange(len(row.hidden)) for row in rows], rows).to(device, non_blocking=True),
+        next_ids=_answers_first([row.next_ids for row in rows], rows).to(device, non_blocking=True),
+        draft_ids=torch.cat([row.draft_ids for row in rows], dim=1).to(device, non_blocking=True),
+        chosen=torch.cat(chosen).to(device, non_blocking=True),
         last=torch.cat([row.last for row in rows]),
         spans=Spans(drafting, [row.context for row in rows]),
     )
@@ -87,7 +87,7 @@ def _lay_out_row(captured: Captured, num_steps: int) -> _LaidOutRow | None:
         next_ids=ids[1 : stop + 1],
         draft_ids=draft_ids,
         chosen=learnt - 1 - context,
-        last=captured.last[learnt.to(captured.last.device)],
+        last=captured.last[learnt.to(captured.last.device, non_blocking=True)],
         context=context,
     )
 
