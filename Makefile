@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench soak referee humaneval nodes docs static venv
+.PHONY: help demo test check bench gpu-check soak referee humaneval nodes docs static venv
 
 VENV ?= .venv
 RUN := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(VENV)/bin/python
@@ -19,7 +19,7 @@ SPECFORGE ?= specforge==0.2.0
 
 help:  ## list the commands
 	@echo "draftfleet: from a data set to a drafter for your own large model"; echo
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-15s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-15s %s\n", $$1, $$2}'
 
 demo: venv  ## the whole path on this machine, on a tiny target: 4 to 10 minutes on 2 cores
 	@$(RUN) examples/demo.py
@@ -38,7 +38,10 @@ soak: venv  ## 100,000 rows while workers, servers and Redis are killed
 	@$(RUN) benchmarks/soak.py
 
 bench: venv  ## measure every figure of benchmarks/
-	@for script in $(filter-out benchmarks/soak.py benchmarks/humaneval.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(RUN) "$$script"; done
+	@for script in $(filter-out benchmarks/soak.py benchmarks/humaneval.py benchmarks/gpu_check.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(RUN) "$$script"; done
+
+gpu-check: venv  ## on a machine with a GPU: kernels, precision, memory and a short training, against the eager form
+	@$(RUN) benchmarks/gpu_check.py
 
 referee: venv .venv-referee/installed .venv-speculators/installed  ## against real vLLM on this CPU, and against speculators (4 GB more)
 	@$(RUN) -m pytest -m referee tests/referee

@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+import torch
 from torch.utils.tensorboard.writer import SummaryWriter
 
 from draftfleet.logs import event
@@ -37,9 +38,10 @@ def tally(sums: Sums, loss: Loss, captured: list[Captured]) -> None:
     sums["row_tokens"] += sum(len(one.row.ids) for one in captured)
     sums["tokens"] += loss.num_tokens
     sums["weight"] += loss.weight
-    sums["loss"] += float(loss.total.detach())
-    for name, value in loss.metrics.items():
-        sums[name] = sums.get(name, 0) + float(value)
+    # All numbers at once: each look at one waits for the GPU.
+    values = torch.stack([loss.total.detach().float(), *(value.float() for value in loss.metrics.values())]).tolist()
+    for name, value in zip(("loss", *loss.metrics), values, strict=True):
+        sums[name] = sums.get(name, 0) + value
 
 
 class Meter:

@@ -12,7 +12,10 @@ from draftfleet.runs import Run
 from draftfleet.settings import Section, Settings, Target, Trainer
 
 FREE = {
+    "trainer.activation_checkpointing",
+    "trainer.attention",
     "trainer.checkpoint_steps",
+    "trainer.compile",
     "trainer.device",
     "trainer.device_map",
     "trainer.keep_checkpoints",

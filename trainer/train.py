@@ -141,8 +141,9 @@ def fit(
                 with torch.autocast(target.device.type, torch.bfloat16, enabled=in_bfloat16):
                     loss = algorithm.loss(algorithm.collate(captured))
                 keys += [one.row.key for one in captured]
-                _expect_finite(loss.total, "loss", state.step, keys[-len(captured) :])
                 loss.total.backward()
+                # Looked at after the backward pass was begun: a look waits for the GPU.
+                _expect_finite(loss.total, "loss", state.step, keys[-len(captured) :])
                 metrics.tally(sums, loss, captured)
             if sums["batches"] < len(own):  # asked to stop while it waited for samples
                 break

@@ -44,6 +44,15 @@ class Trainer(Section):
         default="auto",
         description="Of target and forward pass; trained weights stay float32. auto: bfloat16 on a GPU, else float32.",
     )
+    attention: Literal["auto", "eager", "flex"] = Field(
+        default="auto", description="Of the drafter. auto: flex attention on a GPU that can, else the eager form."
+    )
+    compile: Literal["auto", "on", "off"] = Field(
+        default="auto", description="torch.compile of the drafter's layers. auto: on a GPU."
+    )
+    activation_checkpointing: bool = Field(
+        default=False, description="Compute the inside of layers again in the backward pass: less memory, more time."
+    )
     device: str = Field(default="auto", description="Of this node: auto, cpu, cuda or cuda:N.")
     device_map: Literal["auto", "balanced", "sequential"] | None = Field(
         default=None,

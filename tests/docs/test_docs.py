@@ -168,8 +168,8 @@ def test_verbs_and_flags_in_the_prose_exist(page: Path) -> None:
 
 @by_name
 def test_make_targets_that_are_named_exist(page: Path) -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = re.findall(r"`make ([a-z]+)`", page.read_text())
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = re.findall(r"`make ([a-z-]+)`", page.read_text())
     named += [
         line.split()[1] for block in blocks(page, "bash") for line in block.splitlines() if line.startswith("make ")
     ]

@@ -18,6 +18,7 @@ from trainer.algorithms.dflash import attention, default_layers
 from trainer.algorithms.dflash import loss as losses
 from trainer.algorithms.dflash.algorithm import DFlash
 from trainer.algorithms.dflash.anchors import draw
+from trainer.algorithms.dflash.attention import Eager
 from trainer.algorithms.dflash.model import is_causal, window
 from trainer.targets import Captured, Row
 from trainer.targets.hf import HfTarget
@@ -252,7 +253,7 @@ def states(algorithm: DFlash, captured: Captured, anchor: int) -> Tensor:
     assert layout.positions[:, 0].tolist() == [anchor]
     drafter = algorithm.drafter
     context = drafter.context(layout.hidden, layout.context_positions)
-    return drafter(context, algorithm.embed(layout.anchor_ids), layout.positions, layout.chunks)[0]
+    return drafter(context, algorithm.embed(layout.anchor_ids), layout.positions, Eager(layout.chunks))[0]
 
 
 @pytest.mark.parametrize("knobs", KINDS.values(), ids=KINDS)

@@ -15,6 +15,7 @@ from draftfleet.settings import load
 from trainer import algorithms, targets
 from trainer.algorithms.dflash import mask_token
 from trainer.algorithms.dflash.algorithm import DFlash
+from trainer.algorithms.dflash.attention import Eager
 from trainer.measure import count, measure
 from trainer.speculate import Limits, decode_batch
 from trainer.targets import Captured, Row
@@ -118,7 +119,7 @@ def trained_logits(algorithm: DFlash, captured: Captured, anchor: int) -> Tensor
     layout = algorithm.collate([replace(captured, row=replace(captured.row, mask=alone))])
     assert layout is not None
     context = algorithm.drafter.context(layout.hidden, layout.context_positions)
-    states = algorithm.drafter(context, algorithm.embed(layout.anchor_ids), layout.positions, layout.chunks)
+    states = algorithm.drafter(context, algorithm.embed(layout.anchor_ids), layout.positions, Eager(layout.chunks))
     return algorithm.logits(states[0]).detach()
 
 

@@ -16,6 +16,7 @@ from transformers import AutoConfig
 from draftfleet.errors import SettingsError
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
+from trainer.algorithms.execution import Execution, settle
 from trainer.drafter import DrafterConfig
 from trainer.targets import Captured, Target, default_layers
 from trainer.team import Team
@@ -71,6 +72,7 @@ class Algorithm(Protocol):
 
     config: DrafterConfig
     drafter: nn.Module
+    execution: Execution
 
     def collate(self, captured: list[Captured]) -> Any:
         """Pad captured rows into the layout that `loss` takes."""
@@ -126,5 +128,9 @@ def begin(
     """
     module = _module(settings.trainer.algorithm)
     if hasattr(module, "begin"):
-        return module.begin(run, settings, target, team, stop, held=held)
-    return module.build(module.configure(settings, target), target)
+        algorithm = module.begin(run, settings, target, team, stop, held=held)
+    else:
+        algorithm = module.build(module.configure(settings, target), target)
+    if algorithm is not None:
+        settle(settings.trainer, algorithm, target)
+    return algorithm

@@ -70,6 +70,8 @@ class Attention(nn.Module):
     In Qwen3's style queries and keys are normed, head by head, before they are turned.
     """
 
+    COMPILED = ("query", "key_value")
+
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         width, size = 2 * config.hidden_size, config.head_dim

@@ -8,9 +8,11 @@ from torch import Tensor
 from draftfleet.errors import TrainingError
 from trainer.algorithms import Loss
 from trainer.algorithms.dflash.anchors import Layout, lay_out
+from trainer.algorithms.dflash.attention import Eager, Flex
 from trainer.algorithms.dflash.loss import Soft, Sums, block_cross_entropy, decay, dpace
 from trainer.algorithms.dflash.model import Drafter
 from trainer.algorithms.dflash.proposer import DFlashProposer
+from trainer.algorithms.execution import Execution
 from trainer.drafter import DrafterConfig
 from trainer.targets import Captured, Target
 
@@ -44,18 +46,26 @@ class DFlash:
             self.drafter.context(layout.hidden, layout.context_positions),
             self.embed(layout.anchor_ids),
             layout.positions,
-            layout.chunks,
+            Flex(layout.reach) if self.execution.flex else Eager(layout.chunks),
         )
         soft = None if layout.last is None else Soft(layout.last, self._target.logits)
         total, sums = block_cross_entropy(states, self._target.head, layout.labels, layout.is_label, self._weigh, soft)
         return Loss(total, len(layout.anchor_ids), float(sums.weight), _metrics(sums))
+
+    @property
+    def execution(self) -> Execution:
+        return self.drafter.execution
+
+    @execution.setter
+    def execution(self, value: Execution) -> None:
+        self.drafter.execution = value
 
     def proposer(self) -> DFlashProposer:
         return DFlashProposer(self)
 
     def embed(self, ids: Tensor) -> Tensor:
         """The embeddings of the mask token and of these anchors: (N,) -> (N + 1, H)"""
-        mask = ids.new_tensor([self.config.mask_token_id])
+        mask = ids.new_full((1,), self.config.mask_token_id)
         return self._target.embedding[torch.cat((mask, ids))].to(self.drafter.dtype)
 
     def logits(self, states: Tensor) -> Tensor:

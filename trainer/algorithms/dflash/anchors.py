@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from trainer.algorithms.dflash.attention import Chunk, cut
+from trainer.algorithms.flex import Places, Stretch
 from trainer.targets import Captured, Row
 
 
@@ -45,9 +46,9 @@ class Layout:
     anchor_ids: Tensor  # (N,)
     positions: Tensor  # (N, B)
     labels: Tensor  # (N, B - 1)
-    is_label: Tensor  # (N, B - 1): false from the end of the answer on
+    is_label: Tensor  # (N, B - 1): false from the end of the answer on; on the CPU
     last: Tensor | None  # (N, B - 1, D): the target's last state before each label, where its distribution is learnt
-    anchors: list[Tensor]  # of each row, ascending
+    anchors: list[Tensor]  # of each row, ascending; on the CPU
     heads: int
 
     def chunks(self, window: int | None) -> list[Chunk]:
@@ -57,8 +58,39 @@ class Layout:
         return [
             chunk
             for row, block, position in zip(self.anchors, blocks, positions, strict=True)
-            for chunk in cut(row, block, position, slots=self.positions.shape[1], heads=self.heads, window=window)
-        ]
+            for chunk in cut(
+                row, block, position,
+                slots=self.positions.shape[1], heads=self.heads, window=window, device=self.positions.device,
+            )
+        ]  # fmt: skip
+
+    def reach(self, window: int | None, causal: bool, num_queries: int) -> tuple[list[Stretch], Places]:
+        """What the last slots of each block see: `trainer.algorithms.dflash.attention.Reach`.
+
+        Rows are groups 0, 1, ..; blocks are those after them.
+        """
+        num_rows, (num_blocks, num_slots) = len(self.anchors), self.positions.shape
+        rows, sizes = torch.arange(num_rows), torch.tensor([len(row) for row in self.anchors])
+        lengths = torch.tensor([int(row[-1]) for row in self.anchors])
+        blocks = num_rows + torch.arange(num_blocks)
+        groups = torch.cat((rows.repeat_interleave(lengths), blocks.repeat_interleave(num_slots)))
+        row_of, block_of, anchor = (
+            part.repeat_interleave(num_queries)
+            for part in (rows.repeat_interleave(sizes), blocks, torch.cat(self.anchors))
+        )
+        position = (torch.cat(self.anchors)[:, None] + torch.arange(num_slots)[-num_queries:]).flatten()
+        nowhere = torch.zeros_like(position)
+        first = nowhere if window is None else (position - window + 1)
+        last = position if causal else anchor + num_slots - 1
+
+        def there(part: Tensor) -> Tensor:
+            return part.int().to(self.positions.device, non_blocking=True)
+
+        places = Places(there(groups), torch.cat((self.context_positions, self.positions.flatten())).int())
+        return [
+            Stretch(there(row_of), there(first), there(anchor - 1)),
+            Stretch(there(block_of), there(nowhere), there(last)),
+        ], places
 
 
 def lay_out(
@@ -72,13 +104,13 @@ def lay_out(
     labels, is_label = zip(*(_labels(one.row, where, slots) for one, where in drawn), strict=True)
     return Layout(
         hidden=torch.cat([one.hidden[: int(where[-1])] for one, where in drawn]),
-        context_positions=torch.cat([torch.arange(int(where[-1])) for where in anchors]).to(device),
-        anchor_ids=torch.cat([one.row.ids.cpu()[where] for one, where in drawn]).to(device),
-        positions=(torch.cat(anchors)[:, None] + torch.arange(slots)).to(device),
-        labels=torch.cat(labels).to(device),
-        is_label=torch.cat(is_label).to(device),
+        context_positions=torch.cat([torch.arange(int(where[-1])) for where in anchors]).to(device, non_blocking=True),
+        anchor_ids=torch.cat([one.row.ids.cpu()[where] for one, where in drawn]).to(device, non_blocking=True),
+        positions=(torch.cat(anchors)[:, None] + torch.arange(slots)).to(device, non_blocking=True),
+        labels=torch.cat(labels).to(device, non_blocking=True),
+        is_label=torch.cat(is_label),
         last=torch.cat([_before_labels(one, where, slots) for one, where in drawn]) if soft else None,
-        anchors=[where.to(device) for where in anchors],
+        anchors=anchors,
         heads=heads,
     )
 
@@ -94,4 +126,4 @@ def _labels(row: Row, anchors: Tensor, slots: int) -> tuple[Tensor, Tensor]:
 def _before_labels(captured: Captured, anchors: Tensor, slots: int) -> Tensor:
     """x(a+k) is what the state at a+k-1 predicts."""
     where = (anchors[:, None] + torch.arange(slots - 1)).clamp(max=len(captured.last) - 1)
-    return captured.last[where.to(captured.last.device)]
+    return captured.last[where.to(captured.last.device, non_blocking=True)]

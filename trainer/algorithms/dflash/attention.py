@@ -4,7 +4,7 @@ Blocks of a row are sorted by their anchors and go in chunks, so the context of 
 gaps, and only its ragged ends need a mask. Scores of a chunk stay in the cache of a CPU. They are computed again in
 the backward pass: the memory of attention grows with the length of a row and with its blocks, not with the product.
 
-`attend` is the eager form for every device; what is written in its place for a GPU is held against it.
+`Eager` is the form for every device; `Flex` takes its place on a GPU, and is held against it.
 """
 
 # N blocks, Q queries of a block, B slots of a block, P context positions of all rows
@@ -13,11 +13,14 @@ the backward pass: the memory of attention grows with the length of a row and wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+from trainer.algorithms import flex
 
 CHUNK_ELEMENTS = {"cpu": 2**18, "cuda": 2**27}
 """Scores of a chunk, over all heads."""
@@ -31,12 +34,73 @@ class Chunk(NamedTuple):
     unseen: Tensor  # (G, 1 or B, w): what a block, or a slot, may not see of the last w positions of the context
 
 
+Chunks = Callable[[int | None], Sequence[Chunk]]
+"""The cut of the blocks for layers with this sliding window."""
+
+Reach = Callable[[int | None, bool, int], tuple[list[flex.Stretch], flex.Places]]
+"""(sliding window, whether slots see only those before them, how many of the last slots ask) -> what they see of the
+context and, behind it, of all slots."""
+
+KeyValue = tuple[Tensor, Tensor]
+
+
+class Attention(Protocol):
+    """That of the blocks of one batch, in each layer."""
+
+    def __call__(
+        self, query: Tensor, context: KeyValue, block: KeyValue, *, window: int | None, causal: bool
+    ) -> Tensor:
+        """query (N, Q, h, d) of the last Q slots, keys and values of the context (P, n, d), of blocks (N, B, n, d).
+
+        Returns (N, Q, h*d). `causal`: a slot sees only the slots of its block that are not after it.
+        """
+        ...
+
+
+class Eager:
+    def __init__(self, chunks: Chunks) -> None:
+        self._chunks = chunks
+        self._cuts: dict[int | None, Sequence[Chunk]] = {}
+
+    def __call__(
+        self, query: Tensor, context: KeyValue, block: KeyValue, *, window: int | None, causal: bool
+    ) -> Tensor:
+        if window not in self._cuts:
+            self._cuts[window] = self._chunks(window)
+        return attend(query, context, block, self._cuts[window], causal=causal)
+
+
+class Flex:
+    """A mask is made once for all layers that see alike."""
+
+    def __init__(self, reach: Reach) -> None:
+        self._reach = reach
+        self._masks: dict[tuple[int | None, bool, int], BlockMask] = {}
+
+    def __call__(
+        self, query: Tensor, context: KeyValue, block: KeyValue, *, window: int | None, causal: bool
+    ) -> Tensor:
+        kind = (window, causal, query.shape[1])
+        if kind not in self._masks:
+            self._masks[kind] = flex.block_mask(*self._reach(*kind))
+        key, value = (torch.cat((seen, own.flatten(0, 1))) for seen, own in zip(context, block, strict=True))
+        out, _ = flex.attend(query.flatten(0, 1), key, value, self._masks[kind])
+        return out.flatten(1).unflatten(0, query.shape[:2])
+
+
 def cut(
-    anchors: Tensor, first_block: int, first_position: int, *, slots: int, heads: int, window: int | None
+    anchors: Tensor,
+    first_block: int,
+    first_position: int,
+    *,
+    slots: int,
+    heads: int,
+    window: int | None,
+    device: torch.device,
 ) -> list[Chunk]:
-    """The chunks of one row, whose blocks and context begin at these places. `anchors` (N,) ascend."""
+    """The chunks of one row, whose blocks and context begin at these places. `anchors` (N,), on the CPU, ascend."""
     where = anchors.tolist()
-    size = CHUNK_ELEMENTS.get(anchors.device.type, CHUNK_ELEMENTS["cuda"])
+    size = CHUNK_ELEMENTS.get(device.type, CHUNK_ELEMENTS["cuda"])
     longest = min(where[-1], window + size if window else where[-1]) + slots
     step = max(1, size // (slots * heads * longest))
     chunks: list[Chunk] = []
@@ -46,29 +110,27 @@ def cut(
         own = anchors[start:stop, None, None]
         if window is None:
             begin = 0
-            unseen = torch.arange(nearest, furthest, device=anchors.device) >= own
+            unseen = torch.arange(nearest, furthest) >= own
         else:
             begin = max(0, nearest - window + 1)
-            positions = torch.arange(begin, furthest, device=anchors.device)
-            slot = torch.arange(slots, device=anchors.device)[:, None]
+            positions = torch.arange(begin, furthest)
+            slot = torch.arange(slots)[:, None]
             unseen = (positions >= own) | (positions <= own + slot - window)
         context = slice(first_position + begin, first_position + furthest)
-        chunks.append(Chunk(slice(first_block + start, first_block + stop), context, unseen))
+        blocks = slice(first_block + start, first_block + stop)
+        chunks.append(Chunk(blocks, context, unseen.to(device, non_blocking=True)))
     return chunks
 
 
 def attend(
     query: Tensor,
-    context: tuple[Tensor, Tensor],
-    block: tuple[Tensor, Tensor],
+    context: KeyValue,
+    block: KeyValue,
     chunks: Sequence[Chunk],
     *,
     causal: bool,
 ) -> Tensor:
-    """query (N, Q, h, d) of the last Q slots, keys and values of the context (P, n, d), of blocks (N, B, n, d).
-
-    Returns (N, Q, h*d). `causal`: a slot sees only the slots of its block that are not after it.
-    """
+    """As `Attention` says, chunk by chunk."""
     dtype, num_kv = block[1].dtype, block[1].shape[2]
     out = _Attend.apply(
         query.to(dtype).unflatten(2, (num_kv, -1)).permute(2, 0, 1, 3, 4).contiguous(),

@@ -72,7 +72,10 @@ class Soft(NamedTuple):
 def block_cross_entropy(  # noqa: PLR0917  # one tensor after the other
     states: Tensor, head: Tensor, labels: Tensor, is_label: Tensor, weigh: Weigh, soft: Soft | None = None
 ) -> tuple[Tensor, Sums]:
-    """states (N, B - 1, H), head (V, H), labels and is_label (N, B - 1). Returns the weighted sum over all labels."""
+    """states (N, B - 1, H), head (V, H), labels and is_label (N, B - 1). Returns the weighted sum over all labels.
+
+    `is_label` is on the CPU: how many labels a slice has is known there, and no slice waits for the GPU.
+    """
     total, weight, by_slot = _BlockCrossEntropy.apply(states, head, labels, is_label, weigh, soft)  # pyright: ignore
     return total, Sums(weight, by_slot)
 
@@ -100,14 +103,17 @@ class _BlockCrossEntropy(torch.autograd.Function):
             size = max(FEWEST_TOKENS, SLICE_ELEMENTS.get(device, SLICE_ELEMENTS["cuda"]) // len(head)) // num_slots
             for start in range(0, len(states), max(1, size)):
                 part = slice(start, start + max(1, size))
-                there = is_label[part]
-                label = labels[part][there]
-                state = states[part][there].to(dtype)  # (M, H)
-                target = None if soft is None else torch.softmax(soft.logits(soft.last[part][there]), dim=-1)
+                where = is_label[part].flatten().nonzero()[:, 0].to(states.device, non_blocking=True)  # (M,)
+                there = is_label[part].to(states.device, non_blocking=True)
+                label = labels[part].flatten()[where]
+                state = states[part].flatten(0, 1)[where].to(dtype)  # (M, H)
+                last = None if soft is None else soft.last[part].flatten(0, 1)[where]
+                target = None if soft is None or last is None else torch.softmax(soft.logits(last), dim=-1)
                 loss, is_best, probability, by_logits = _slice(state, head, label, target)
 
-                table = by_slot.new_zeros(3, *there.shape)
-                table[:, there] = torch.stack((loss, is_best, probability))
+                table = by_slot.new_zeros(3, there.numel())
+                table[:, where] = torch.stack((loss, is_best, probability))
+                table = table.view(3, *there.shape)
                 weights = weigh(table[2], there)
                 total += (weights * table[0]).sum()
                 weight += weights.sum()
@@ -116,7 +122,8 @@ class _BlockCrossEntropy(torch.autograd.Function):
                     moved = by_logits.to(dtype) @ head
                     if target is None:  # the label's own part goes straight to its row of the head
                         moved.sub_(head[label])
-                    gradient[part][there] = moved.mul_(weights[there][:, None]).to(states.dtype)
+                    moved = moved.mul_(weights.flatten()[where][:, None]).to(states.dtype)
+                    gradient[part].flatten(0, 1)[where] = moved
         ctx.save_for_backward(gradient)
         ctx.mark_non_differentiable(weight, by_slot)
         return total, weight, by_slot

@@ -12,17 +12,13 @@ with N + 1 different vectors. It projects those, and spreads the results over th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import torch
 from torch import Tensor, nn
 
-from trainer.algorithms.dflash.attention import Chunk, attend
+from trainer.algorithms.dflash.attention import Attention, KeyValue
+from trainer.algorithms.execution import PLAIN, Execution
 from trainer.algorithms.layers import RMSNorm, Rotary, SwiGLU, rotate
 from trainer.drafter import DrafterConfig
-
-Chunks = Callable[[int | None], Sequence[Chunk]]
-"""The cut of the blocks for layers with this sliding window."""
 
 
 class BlockAttention(nn.Module):
@@ -50,6 +46,8 @@ class BlockAttention(nn.Module):
 
 
 class DecoderLayer(nn.Module):
+    COMPILED = ("context", "before", "after")
+
     def __init__(self, config: DrafterConfig, index: int) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -64,6 +62,16 @@ class DecoderLayer(nn.Module):
         key, value = self.self_attn.key_value(states)
         return rotate(key, cos, sin), value
 
+    def before(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What goes into attention, not turned yet: (.., H) -> query (.., h, d), key and value (.., n, d)"""
+        x = self.input_layernorm(hidden)
+        return self.self_attn.query(x), *self.self_attn.key_value(x)
+
+    def after(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        """The rest of the layer: (.., H) and (.., h*d) -> (.., H)"""
+        hidden = hidden + self.self_attn.o_proj(attended)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
 
 class Drafter(nn.Module):
     """The trained weights, named as every engine names them. Embedding and head are the target's."""
@@ -76,23 +84,24 @@ class Drafter(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(config, index) for index in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self._rotary = Rotary(config)
+        self.execution: Execution = PLAIN
 
     @property
     def dtype(self) -> torch.dtype:
         return self.fc.weight.dtype
 
-    def context(self, hidden: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def context(self, hidden: Tensor, positions: Tensor) -> list[KeyValue]:
         """Keys and values of the context in each layer: hidden (P, K*D), positions (P,) -> each (P, n, d)"""
         states = self.hidden_norm(self.fc(hidden.to(self.dtype)))
         cos, sin = self._rotary.tables(positions)
-        return [layer.context(states, cos, sin) for layer in self._layers()]
+        return [self.execution.run(layer.context, states, cos, sin) for layer in self._layers()]
 
     def forward(
         self,
-        context: list[tuple[Tensor, Tensor]],
+        context: list[KeyValue],
         embedded: Tensor,
         positions: Tensor,
-        chunks: Chunks,
+        attention: Attention,
     ) -> Tensor:
         """What the slots after the anchor put out, normed for the head: (N, B - 1, H).
 
@@ -100,37 +109,40 @@ class Drafter(nn.Module):
         """
         num_blocks, num_slots = positions.shape
         cos, sin = (table.unflatten(0, (num_blocks, num_slots)) for table in self._rotary.tables(positions.flatten()))
-        layers = self._layers()
-        cuts = {layer.window: chunks(layer.window) for layer in layers}
-
-        def spread(x: Tensor) -> Tensor:
-            """(N + 1, ..) -> (N, B, ..)"""
-            masks = x[:1, None].expand(num_blocks, num_slots - 1, *x.shape[1:])
-            return torch.cat((x[1:, None], masks), dim=1)
-
         hidden = embedded.to(self.dtype)
-        for index, layer in enumerate(layers):
-            attention = layer.self_attn
-            x = layer.input_layernorm(hidden)
-            query, (key, value) = attention.query(x), attention.key_value(x)
-            if index == 0:
-                query, key, value, hidden = spread(query), spread(key), spread(value), spread(hidden)
-            if index == len(layers) - 1:  # nothing is read off the anchor's slot
-                query, hidden = query[:, 1:], hidden[:, 1:]
-            first = num_slots - query.shape[1]
-            attended = attend(
-                rotate(query, cos[:, first:], sin[:, first:]),
-                context[index],
-                (rotate(key, cos, sin), value),
-                cuts[layer.window],
-                causal=layer.causal,
-            )
-            hidden = hidden + attention.o_proj(attended)
-            hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        for index, seen in enumerate(context):
+            hidden = self.execution.run(self._pass, index, hidden, seen, cos, sin, attention)
         return self.norm(hidden)
+
+    def _pass(  # noqa: PLR0917  # one tensor after the other
+        self, index: int, hidden: Tensor, context: KeyValue, cos: Tensor, sin: Tensor, attention: Attention
+    ) -> Tensor:
+        """One layer: (N + 1, H) at the first and (N, B, H) at others -> (N, B, H), and (N, B - 1, H) at the last."""
+        layers = self._layers()
+        layer, num_slots = layers[index], cos.shape[1]
+        query, key, value = layer.before(hidden)
+        if index == 0:
+            query, key, value, hidden = (_spread(part, num_slots) for part in (query, key, value, hidden))
+        if index == len(layers) - 1:  # nothing is read off the anchor's slot
+            query, hidden = query[:, 1:], hidden[:, 1:]
+        first = num_slots - query.shape[1]
+        attended = attention(
+            rotate(query, cos[:, first:], sin[:, first:]),
+            context,
+            (rotate(key, cos, sin), value),
+            window=layer.window,
+            causal=layer.causal,
+        )
+        return layer.after(hidden, attended)
 
     def _layers(self) -> list[DecoderLayer]:
         return [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
+
+
+def _spread(x: Tensor, num_slots: int) -> Tensor:
+    """What was computed of the mask token and of each anchor, in their slots: (N + 1, ..) -> (N, B, ..)"""
+    masks = x[:1, None].expand(len(x) - 1, num_slots - 1, *x.shape[1:])
+    return torch.cat((x[1:, None], masks), dim=1)
 
 
 def window(config: DrafterConfig, index: int) -> int | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trainer.algorithms import Choose, Draft, greedy
-from trainer.algorithms.dflash.attention import Chunk, cut
+from trainer.algorithms.dflash.attention import Chunk, Eager, KeyValue, cut
 
 if TYPE_CHECKING:
     from trainer.algorithms.dflash.algorithm import DFlash
@@ -21,7 +21,7 @@ class DFlashProposer:
 
     def __init__(self, algorithm: DFlash) -> None:
         self._algorithm = algorithm
-        self._context: list[tuple[Tensor, Tensor]] = []
+        self._context: list[KeyValue] = []
 
     @torch.no_grad()
     def propose(self, ids: Tensor, hidden: Tensor, k: int, choose: Choose = greedy) -> Draft:
@@ -39,12 +39,12 @@ class DFlashProposer:
         slots = 1 + min(k, algorithm.config.block_size - 1)
         if slots == 1:
             return Draft([], algorithm.logits(hidden.new_empty(0, algorithm.config.hidden_size)))
-        anchor = torch.tensor([known + len(ids)], device=ids.device)
+        anchor = torch.tensor([known + len(ids)])
 
         def chunks(window: int | None) -> list[Chunk]:
-            return cut(anchor, 0, 0, slots=slots, heads=1, window=window)
+            return cut(anchor, 0, 0, slots=slots, heads=1, window=window, device=ids.device)
 
-        positions = anchor[:, None] + torch.arange(slots, device=ids.device)
-        states = drafter(self._context, algorithm.embed(ids[-1:]), positions, chunks)
+        positions = (anchor[:, None] + torch.arange(slots)).to(ids.device)
+        states = drafter(self._context, algorithm.embed(ids[-1:]), positions, Eager(chunks))
         logits = algorithm.logits(states[0])
         return Draft(choose(logits).tolist(), logits)

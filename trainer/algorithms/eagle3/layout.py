@@ -11,6 +11,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from trainer.algorithms.flex import Places, Stretch
 from trainer.algorithms.layers import Spans
 from trainer.targets import Captured
 
@@ -27,6 +28,15 @@ class Layout:
     last: Tensor  # (M, D): the target's last state where it predicts the same token
     spans: Spans
 
+    def reach(self) -> tuple[list[Stretch], Places]:
+        """What the drafting positions see of step 0: their row, up to themselves."""
+        rows = torch.arange(len(self.spans.drafting))
+        sizes = torch.tensor([*self.spans.drafting, *self.spans.context])
+        group = torch.cat((rows, rows)).repeat_interleave(sizes).int().to(self.positions.device, non_blocking=True)
+        places = Places(group, self.positions.int())
+        own, position = (part[: self.draft_ids.shape[1]] for part in places)
+        return [Stretch(own, torch.zeros_like(position), position)], places
+
 
 def lay_out(captured: list[Captured], num_steps: int, device: torch.device) -> Layout | None:
     """None if no row has a token to learn."""
@@ -38,10 +48,10 @@ def lay_out(captured: list[Captured], num_steps: int, device: torch.device) -> L
     chosen = [row.chosen + start for row, start in zip(rows, starts, strict=True)]
     return Layout(
         hidden=_answers_first([row.hidden for row in rows], rows),
-        positions=_answers_first([torch.arange(len(row.hidden)) for row in rows], rows).to(device),
-        next_ids=_answers_first([row.next_ids for row in rows], rows).to(device),
-        draft_ids=torch.cat([row.draft_ids for row in rows], dim=1).to(device),
-        chosen=torch.cat(chosen).to(device),
+        positions=_answers_first([torch.arange(len(row.hidden)) for row in rows], rows).to(device, non_blocking=True),
+        next_ids=_answers_first([row.next_ids for row in rows], rows).to(device, non_blocking=True),
+        draft_ids=torch.cat([row.draft_ids for row in rows], dim=1).to(device, non_blocking=True),
+        chosen=torch.cat(chosen).to(device, non_blocking=True),
         last=torch.cat([row.last for row in rows]),
         spans=Spans(drafting, [row.context for row in rows]),
     )
@@ -77,7 +87,7 @@ def _lay_out_row(captured: Captured, num_steps: int) -> _LaidOutRow | None:
         next_ids=ids[1 : stop + 1],
         draft_ids=draft_ids,
         chosen=learnt - 1 - context,
-        last=captured.last[learnt.to(captured.last.device)],
+        last=captured.last[learnt.to(captured.last.device, non_blocking=True)],
         context=context,
     )
 

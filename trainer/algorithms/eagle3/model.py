@@ -25,6 +25,8 @@ from trainer.targets import Target
 class MidLayer(nn.Module):
     """The decoder layer. Attention reads the embedding beside the hidden state; the residual is the hidden state."""
 
+    COMPILED = ("inputs", "outputs")
+
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 
-from trainer.algorithms import Loss
+from trainer.algorithms import Loss, flex
 from trainer.algorithms.eagle3.layout import Layout, lay_out
 from trainer.algorithms.eagle3.model import Drafter, initialise
 from trainer.algorithms.eagle3.proposer import Eagle3Proposer
+from trainer.algorithms.execution import PLAIN, Execution
 from trainer.algorithms.head import Objective, head_loss
 from trainer.algorithms.layers import Rotary, attend
 from trainer.drafter import DrafterConfig
@@ -22,6 +24,7 @@ class Eagle3:
         self.config = config
         self.drafter = Drafter(config).to(target.device)
         self.rotary = Rotary(config)
+        self.execution: Execution = PLAIN
         self._target = target
 
     def collate(self, captured: list[Captured]) -> Layout | None:
@@ -68,26 +71,45 @@ class Eagle3:
 
     def unroll(self, layout: Layout) -> list[Tensor]:
         """What each step passes on (Q, H) at the drafting positions."""
-        layer, attention = self.drafter.midlayer, self.drafter.midlayer.self_attn
-        num_queries = layout.draft_ids.shape[1]
-        x, residual = layer.inputs(self.embed(layout.next_ids), self.drafter.fuse(layout.hidden))
-        cos, sin = self.rotary.tables(layout.positions)
-        key, value = attention.key_value(x, cos, sin)
-        keys, values = [key], [value]
-
-        x, residual = x[:num_queries], residual[:num_queries]
-        cos, sin = cos[:num_queries], sin[:num_queries]
+        mask = flex.block_mask(*layout.reach()) if self.execution.flex else None
         steps: list[Tensor] = []
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
         for step in range(self.config.ttt_steps):
-            if step > 0:
-                x, residual = layer.inputs(self.embed(layout.draft_ids[step]), steps[-1])
-                cos, sin = self.rotary.tables(layout.positions[:num_queries] + step)
-                key, value = attention.key_value(x, cos, sin)
-                keys.append(key)
-                values.append(value)
-            attended = attend(attention.query(x, cos, sin), keys, values, layout.spans)
-            steps.append(self.drafter.passed_on(layer.outputs(residual, attended)))
+            passed, key, value = self.execution.run(
+                self._step, step, steps[-1] if steps else layout.hidden, [*keys], [*values], layout, mask
+            )
+            steps.append(passed)
+            keys.append(key)
+            values.append(value)
         return steps
+
+    def _step(  # noqa: PLR0917  # one tensor after the other
+        self,
+        step: int,
+        hidden: Tensor,
+        keys: list[Tensor],
+        values: list[Tensor],
+        layout: Layout,
+        mask: BlockMask | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """One draft step, after those with these keys and values: what it passes on (Q, H), and its own (P or Q, n, d).
+
+        `hidden` is what the step before passed on; at step 0 the target's states (P, K*D).
+        """
+        layer, attention = self.drafter.midlayer, self.drafter.midlayer.self_attn
+        ids = layout.draft_ids[step] if step else layout.next_ids
+        x, residual = layer.inputs(self.embed(ids), hidden if step else self.drafter.fuse(hidden))
+        cos, sin = self.rotary.tables(layout.positions[: len(ids)] + step)
+        key, value = attention.key_value(x, cos, sin)
+        drafting = slice(layout.draft_ids.shape[1])
+        query = attention.query(x[drafting], cos[drafting], sin[drafting])
+        keys, values = [*keys, key], [*values, value]
+        if mask is None:
+            attended = attend(query, keys, values, layout.spans)
+        else:
+            attended = flex.attend_unrolled(query, keys, values, mask)
+        return self.drafter.passed_on(layer.outputs(residual[drafting], attended)), key, value
 
     def embed(self, ids: Tensor) -> Tensor:
         return self._target.embedding[ids].to(self.drafter.fc.weight.dtype)
