@@ -217,8 +217,8 @@ def settings(spool: Path, tmp_path: Path) -> Callable[..., Settings]:
 
 @pytest.fixture
 def rows() -> Callable[..., list[Row]]:
-    def make(*lengths: int) -> list[Row]:
-        dice = torch.Generator().manual_seed(sum(lengths))
+    def make(*lengths: int, seed: int = 0) -> list[Row]:
+        dice = torch.Generator().manual_seed(1000 * seed + sum(lengths))
         return [
             Row(f"row-{number}", torch.randint(0, 2048, (length,), generator=dice), torch.ones(length).bool())
             for number, length in enumerate(lengths)
