@@ -136,7 +136,7 @@ class Asking:
                 except (Overload, Transient) as error:
                     failed = {server}
                     self._strays.add(one.request)
-                    server.failed()
+                    server.failed(error)
                     self._wait_or_give_up(one, server, error)
                 else:
                     server.answered()

@@ -30,9 +30,10 @@ class Server:
     is_known: bool = False  # it was looked at since it last came up
     looking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    def failed(self) -> None:
+    def failed(self, error: Overload | Transient) -> None:
         """Let it rest, twice as long each time in a row: it may be loading. All that was in flight fails with it."""
-        self.is_known = False
+        if error.status is None:  # it is gone, and may come back as another
+            self.is_known = False
         if self.rests_until > time.monotonic():
             return
         self.rests_until = time.monotonic() + min(LONGEST_REST_S, 0.25 * 2**self.failures)

@@ -30,6 +30,10 @@ ENGINE_LAYERS = [2, 4, 7, 8]
 PROBE_TOKENS = 48  # of the look at a server, which no fault hits
 
 
+_ONE_AT_A_TIME = threading.Lock()
+"""All engines share one model, which hears one pass at a time."""
+
+
 class Engine:
     """`faults` are taken one a request, first in, first out; `hold` keeps all answers back while it is cleared."""
 
@@ -120,7 +124,7 @@ class Engine:
         handler.answer(200, {"choices": [{"token_ids": [token]}], "kv_transfer_params": told})
 
     def _states(self, ids: Tensor) -> tuple[Tensor, int]:
-        with self._lock:
+        with _ONE_AT_A_TIME:
             hidden, last = self._target.forward(ids[None])
             token = int(self._target.logits(last[0, -1]).argmax())
         every = torch.cat([hidden[0].unflatten(-1, (7, -1)), last[0][:, None]], 1)  # B ids 1 to 8
@@ -217,8 +221,8 @@ def settings(spool: Path, tmp_path: Path) -> Callable[..., Settings]:
 
 @pytest.fixture
 def rows() -> Callable[..., list[Row]]:
-    def make(*lengths: int) -> list[Row]:
-        dice = torch.Generator().manual_seed(sum(lengths))
+    def make(*lengths: int, seed: int = 0) -> list[Row]:
+        dice = torch.Generator().manual_seed(1000 * seed + sum(lengths))
         return [
             Row(f"row-{number}", torch.randint(0, 2048, (length,), generator=dice), torch.ones(length).bool())
             for number, length in enumerate(lengths)

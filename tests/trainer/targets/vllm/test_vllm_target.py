@@ -229,7 +229,7 @@ def test_a_row_that_fails_each_time_ends_it_though_others_are_answered(
     monkeypatch.setattr("trainer.targets.vllm.servers.LONGEST_REST_S", 0.01)
     engine = start_engine()
     engine.kills = 66
-    batches = [rows(10 + n) for n in range(5)] + [rows(66)] + [rows(10 + n) for n in range(200)]
+    batches = [rows(10 + n) for n in range(5)] + [rows(66)] + [rows(10 + n) for n in range(50)]
 
     with pytest.raises(TargetError, match=r"row row-0 of 66 tokens failed 3 times, while .* answered others: .* 500"):
         list(load(settings(engine)).capture(batches))
