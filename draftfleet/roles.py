@@ -46,7 +46,6 @@ PARTS = {
     "dry run found": "producer.preview.dry_run:dry_run",
     "findings": "workers.doctor:findings",
     "bench found": "workers.bench:found",
-    "bench options": "workers.bench:Options",
     "prompts": "producer.preview:first_prompts",
     "pins": "producer.produce:pins",
 }
