@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftfleet import control, orders, settings, status, verify
 from draftfleet.accounting import Accountant, Accounting
+from draftfleet.benching import Options
 from draftfleet.export_data.export import Exported
 from draftfleet.export_data.kept import Kept
 from draftfleet.export_data.units import Wanted
@@ -300,7 +301,7 @@ class Run:
         `prompts` names a file; unset, held-out prompts of the run are asked. Raises ServerError, also where a server
         ended meanwhile: then the figures until there are in the drafter's bench.json.
         """
-        options = role("bench options")(
+        options = Options(
             with_url=with_url,
             without_url=without_url,
             concurrency=concurrency,

@@ -49,7 +49,6 @@ PARTS = {
     "target doctor": "workers.doctor:doctor_of_target",
     "target look": "trainer.examine:look",
     "bench found": "workers.bench:found",
-    "bench options": "workers.bench:Options",
     "prompts": "producer.preview:first_prompts",
     "pins": "producer.produce:pins",
 }

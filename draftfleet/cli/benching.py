@@ -48,13 +48,14 @@ def bench(
     Tokens per second with it and without, and how many of its tokens are accepted, by the server's own counters.
     """
     settings = read(ctx)
+    from draftfleet.benching import Options  # noqa: PLC0415  what the help can do without
     from draftfleet.errors import SettingsError  # noqa: PLC0415
 
     try:
         concurrency = [int(one) for one in levels.split(",") if one.strip()]
     except ValueError:
         raise SettingsError(f"--concurrency {levels}: numbers with commas between them, as in 1,8,32.") from None
-    options = role("bench options")(
+    options = Options(
         with_url=with_url,
         without_url=without_url,
         concurrency=concurrency,

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from draftfleet import drafters, drawing, tokens
 from draftfleet.addresses import expand
+from draftfleet.benching import Options
 from draftfleet.errors import ServerError, SettingsError
 from draftfleet.logs import event
 from draftfleet.redaction import redact
@@ -23,27 +22,12 @@ from workers.bench.questions import FirstPrompts, questions, run_of
 from workers.bench.sides import Name, Side
 from workers.client import Client
 
-__all__ = ["FILE", "Bench", "Figures", "Level", "Options", "Spread", "bench", "found"]
+__all__ = ["FILE", "Bench", "Figures", "Level", "Spread", "bench", "found"]
 
 log = logging.getLogger(__name__)
 
 FILE = "bench.json"
 """In the folder of the drafter."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """`file` None: the run's held-out prompts. `max_tokens` None: evaluation.max_tokens. `limit`: prompts of a window,
-    more where many are asked at once."""
-
-    with_url: str
-    without_url: str | None = None
-    concurrency: Sequence[int] = (1, 8, 32)
-    file: str | None = None
-    limit: int = 32
-    max_tokens: int | None = None
-    repeat: int = 3
-    temperature: float = 0.0
 
 
 def bench(

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from draftfleet.benching import Options
 from draftfleet.names import batch_id
 from draftfleet.records import Prompt
 from draftfleet.runs import Run
 from draftfleet.settings import Settings, load
 from draftfleet.testing import FakeServer
-from workers.bench import Bench, Options, found
+from workers.bench import Bench, found
 
 TARGET = Path(__file__).parents[3] / "examples/tiny-target"
 DRAFTING = {"draft_tokens": 3, "keep": 0.8, "speed": 20.0}

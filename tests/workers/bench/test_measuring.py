@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from draftfleet.benching import Options
 from draftfleet.errors import DataError, Mismatch, NotReady, ServerError, SettingsError, Transient
 from draftfleet.ports import free_port
 from draftfleet.records import Prompt
@@ -18,7 +19,7 @@ from draftfleet.runs import Run
 from draftfleet.settings import Settings, load
 from draftfleet.testing import FakeServer
 from draftfleet.testing.workers import changed
-from workers.bench import Bench, Options, found
+from workers.bench import Bench, found
 from workers.bench.counters import Counters
 from workers.bench.measuring import Plan
 from workers.bench.sides import Side, check_drafting
