@@ -1,4 +1,4 @@
-"""Whether drafters train on this GPU as they do in the eager form on a CPU: kernels, precision, memory, a short training.
+"""Whether drafters train on this GPU as they do in the eager form: kernels, precision, memory, a short training.
 
     make gpu-check                                    on one card, under 10 minutes
     python benchmarks/gpu_check.py --device cpu       the same recipe, reduced
