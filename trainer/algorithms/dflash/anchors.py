@@ -71,7 +71,7 @@ class Layout:
         """
         num_rows, (num_blocks, num_slots) = len(self.anchors), self.positions.shape
         rows, sizes = torch.arange(num_rows), torch.tensor([len(row) for row in self.anchors])
-        lengths = torch.tensor([int(row[-1]) for row in self.anchors])
+        lengths = torch.stack([row[-1] for row in self.anchors])
         blocks = num_rows + torch.arange(num_blocks)
         groups = torch.cat((rows.repeat_interleave(lengths), blocks.repeat_interleave(num_slots)))
         row_of, block_of, anchor = (
