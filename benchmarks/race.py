@@ -1,0 +1,300 @@
+"""This project's trainer beside that of speculators 0.9.0, step by step on the same rows, judged by real vLLM.
+
+    make referee                      makes .venv-referee with vLLM, and .venv-speculators
+    python benchmarks/race.py         all of it, three hours on two quiet cores; what race-run/ holds is not done again
+    python benchmarks/race.py steps   one part: data, steps, train, judge, speed or page
+
+    data     177,000 tokens of the tiny target's greedy answers, with its states, for both to read
+    steps    the two trainers take turns, five steps each: CPU and wall seconds of a step, highest memory
+    train    three seeds of each, to the same number of tokens, taking turns as well; folders that vLLM serves
+    judge    vLLM serves each of them: what it accepts on prompts that neither saw
+    speed    vLLM with each drafter of seed 0, and alone, one request at a time and eight
+    page     what was measured, as the tables of benchmarks/results/race_*.md and as pictures
+
+Same target, layers, drafter sizes, rows, order of rows, tokens, threads (1) and float32. Tokens are those of rows,
+padding is not counted. A step is forward, backward, clipping and the optimizer; each trainer's own packing of rows is
+not in it, but for what ours does in `collate`, which is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from parts import race_data, race_vllm
+from parts.race_order import Order
+from parts.race_rows import Rows
+
+ROOT = Path(__file__).parents[1]
+PARTS = Path(__file__).parent / "parts"
+WORK = ROOT / "race-run"
+RESULTS = WORK / "results.jsonl"
+TARGET = race_data.TARGET
+
+SIDES = ("draftfleet", "speculators")
+ALGORITHMS = ("eagle3", "dflash")
+K = {"eagle3": 3, "dflash": 7}
+BUDGET = {"eagle3": 417_000, "dflash": 704_000}
+"""Training tokens: those of the single runs of speculators that were there before."""
+
+SEEDS = (0, 1, 2)
+RECIPES: dict[str, dict[str, dict[str, Any]]] = {
+    "draftfleet": {
+        "eagle3": {"trainer.optimizer": "muon", "trainer.lr": 0.01, "trainer.step_decay": 1.0, "trainer.warmup": 0.05},
+        "dflash": {"trainer.optimizer": "muon", "trainer.lr": 0.01, "trainer.clip": 1.0, "trainer.warmup": 0.05},
+    },
+    # Its defaults but for the rate of Muon, which is ten times that of AdamW: as it recommends, and better here.
+    "speculators": {"eagle3": {"muon_lr": 0.01}, "dflash": {"muon_lr": 0.01}},
+}
+TURN = 5
+"""Steps before the other's turn."""
+
+CURVE = 8
+"""Folders of one training, evenly over it, for acceptance against tokens. Of seed 0."""
+
+MAX_TOKENS = 256
+CONCURRENCY = (1, 8)
+REPEATS = 3
+
+
+class Child:
+    """A trainer that takes orders: parts/race_child.py."""
+
+    def __init__(self, side: str, order: Order) -> None:
+        python, script = {
+            "draftfleet": (sys.executable, "race_ours.py"),
+            "speculators": (
+                os.environ.get("SPECULATORS_PYTHON", str(ROOT / ".venv-speculators/bin/python")),
+                "race_theirs.py",
+            ),
+        }[side]
+        if not Path(python).exists():
+            sys.exit(f"{python} is not there: `make referee` makes it, or SPECULATORS_PYTHON names another.")
+        self._side = side
+        with (WORK / f"{side}.log").open("a") as log:
+            self._process = subprocess.Popen(
+                [python, str(PARTS / script), order.to_json()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+            )
+        self.ready = self._read()
+
+    def ask(self, **order: Any) -> dict[str, Any]:
+        assert self._process.stdin
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def close(self) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        if not line:
+            sys.exit(f"the trainer of {self._side} ended with {self._process.wait()}: see {WORK}/{self._side}.log")
+        return json.loads(line)
+
+
+# -- what was measured
+
+
+def results() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+
+
+def found(**wanted: Any) -> list[dict[str, Any]]:
+    return [row for row in results() if all(row.get(name) == value for name, value in wanted.items())]
+
+
+def keep(**row: Any) -> None:
+    with RESULTS.open("a") as file:
+        file.write(json.dumps(row | {"at": time.strftime("%Y-%m-%d %H:%M")}) + "\n")
+    print(json.dumps({name: value for name, value in row.items() if name != "turns"}), file=sys.stderr)
+
+
+# -- the parts
+
+
+def data() -> None:
+    race_data.make(WORK, tokens=176_000, longest=512, layers=Order("", "", "", 0, 0).layers)
+
+
+def steps(algorithm: str) -> None:
+    """Both with Muon and with AdamW, whose steps cost differently; the same for both sides."""
+    for name in ("muon", "adamw"):
+        if found(part="steps", algorithm=algorithm, optimizer=name):
+            continue
+        recipes = {"draftfleet": {"trainer.optimizer": name}, "speculators": {"optimizer": name}}
+        turns = _in_turns(algorithm, recipes, seed=0, num_steps=100, before=2)
+        keep(part="steps", algorithm=algorithm, optimizer=name, **turns)
+
+
+def train(algorithm: str) -> None:
+    for seed in SEEDS:
+        if not found(part="train", algorithm=algorithm, seed=seed):
+            recipes = {side: RECIPES[side][algorithm] for side in SIDES}
+            num_steps = steps_for(BUDGET[algorithm], seed)
+            marks = [num_steps * n // CURVE for n in range(1, CURVE + 1)] if seed == 0 else [num_steps]
+            turns = _in_turns(algorithm, recipes, seed=seed, num_steps=num_steps, marks=marks)
+            keep(part="train", algorithm=algorithm, seed=seed, marks=marks, recipes=recipes, **turns)
+
+
+def judge(algorithm: str) -> None:
+    """The last folder of each seed, and of seed 0 those on the way."""
+    prompts = json.loads((WORK / "judged.json").read_text())
+    for trained in found(part="train", algorithm=algorithm):
+        for side in SIDES:
+            for mark in reversed(trained["marks"]):
+                wanted = {"algorithm": algorithm, "side": side, "seed": trained["seed"], "step": mark}
+                if found(part="judge", **wanted):
+                    continue
+                folder = saved(algorithm, side, trained["seed"], mark) / "served"
+                with race_vllm.server(TARGET, WORK / "vllm.log", folder, algorithm, K[algorithm]) as url:
+                    served = race_vllm.ask(url, prompts, max_tokens=MAX_TOKENS, concurrency=8)
+                tokens = trained["tokens_at"][str(mark)]
+                keep(part="judge", **wanted, trained_tokens=tokens, **race_vllm.row_of(served))
+
+
+def speed(algorithm: str) -> None:
+    """Median of three: the servers are started in turn, so that a busy minute of the machine is no server's own."""
+    prompts = json.loads((WORK / "judged.json").read_text())
+    trained = found(part="train", algorithm=algorithm, seed=0)
+    if not trained:
+        return
+    last = trained[0]["marks"][-1]
+    for repeat in range(REPEATS):
+        for who in ("alone", *SIDES):
+            wanted = {"algorithm": algorithm, "who": who, "repeat": repeat}
+            if found(part="speed", **wanted):
+                continue
+            folder = None if who == "alone" else saved(algorithm, who, 0, last) / "served"
+            with race_vllm.server(TARGET, WORK / "vllm.log", folder, algorithm, K[algorithm]) as url:
+                race_vllm.ask(url, prompts[:4], max_tokens=32, concurrency=4)
+                rates = {}
+                for concurrency in CONCURRENCY:
+                    served = race_vllm.ask(url, prompts, max_tokens=MAX_TOKENS, concurrency=concurrency)
+                    rates[str(concurrency)] = served.tokens / served.seconds
+            keep(part="speed", **wanted, tokens_per_s=rates)
+
+
+def _in_turns(
+    algorithm: str,
+    recipes: dict[str, dict[str, Any]],
+    *,
+    seed: int,
+    num_steps: int,
+    marks: list[int] | None = None,
+    before: int = 0,
+) -> dict[str, Any]:
+    """Both sides to `num_steps`, `TURN` steps at a time, the first of a pair by turns. A folder is saved at each mark.
+
+    Returns by side tokens, seconds and highest memory; the ratios of CPU and wall seconds, pair by pair; and the
+    tokens that were trained up to each mark.
+    """
+    order = {side: Order(algorithm, str(TARGET), str(WORK), seed, num_steps, recipe=recipes[side]) for side in SIDES}
+    children = {side: Child(side, order[side]) for side in SIDES}
+    for child in children.values():
+        if before:
+            child.ask(steps=before)
+    totals = {side: {"tokens": 0, "wall_s": 0.0, "cpu_s": 0.0} for side in SIDES}
+    pairs: list[dict[str, float]] = []
+    tokens_at: dict[str, int] = {}
+    done = before
+    while done < num_steps:
+        stop = min([mark for mark in marks or [] if mark > done] + [done + TURN, num_steps])
+        turn = {side: children[side].ask(steps=stop - done) for side in SIDES[:: 1 if len(pairs) % 2 else -1]}
+        done = stop
+        for side, one in turn.items():
+            for name in totals[side]:
+                totals[side][name] += one[name]
+        theirs, ours = turn["speculators"], turn["draftfleet"]
+        pairs.append({name: theirs[name] / ours[name] for name in ("cpu_s", "wall_s")})
+        if done in (marks or []):
+            tokens_at[str(done)] = totals["draftfleet"]["tokens"]
+            for side, child in children.items():
+                folder = saved(algorithm, side, seed, done)
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir(parents=True)
+                child.ask(save=str(folder))
+    peaks = {side: child.ask(memory=True)["peak_bytes"] for side, child in children.items()}
+    for child in children.values():
+        child.close()
+    return {
+        "steps": num_steps - before,
+        "sides": {side: totals[side] | {"peak_bytes": peaks[side]} for side in SIDES},
+        "ratios": {name: [round(pair[name], 3) for pair in pairs] for name in ("cpu_s", "wall_s")},
+        "tokens_at": tokens_at,
+    }
+
+
+def saved(algorithm: str, side: str, seed: int, step: int) -> Path:
+    return WORK / "drafters" / f"{algorithm}-{side}-{seed}-{step:05}"
+
+
+def steps_for(tokens: int, seed: int) -> int:
+    """Steps that train on at least so many tokens."""
+    rows, total = Rows(WORK), 0
+    for step, (_, numbers) in enumerate(rows.batches(seed, Order("", "", "", 0, 0).batch_tokens), start=1):
+        total += sum(map(rows.length, numbers))
+        if total >= tokens:
+            return step
+    raise AssertionError("batches have no end")
+
+
+def page() -> None:
+    """The tables, on standard output, from what has been measured by now."""
+    for algorithm in ALGORITHMS:
+        for row in found(part="steps", algorithm=algorithm):
+            print(_said_of_steps(f"{algorithm}, {row['optimizer']}", row))
+        for row in found(part="train", algorithm=algorithm):
+            print(_said_of_steps(f"{algorithm}, whole training, seed {row['seed']}", row))
+
+
+def _said_of_steps(name: str, row: dict[str, Any]) -> str:
+    cells = []
+    for side in SIDES:
+        one = row["sides"][side]
+        cells.append(
+            f"{one['tokens'] / one['cpu_s']:,.0f} | {1000 * one['cpu_s'] / row['steps']:.0f} "
+            f"| {one['peak_bytes'] / 2**20:.0f}"
+        )
+    ratios = row["ratios"]["cpu_s"]
+    return f"| {name} | {' | '.join(cells)} | {statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) |"
+
+
+VERBS: dict[str, Callable[[str], None]] = {"steps": steps, "train": train, "judge": judge, "speed": speed}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="This project's trainer beside that of speculators.")
+    parser.add_argument("part", nargs="?", choices=("all", "data", *VERBS, "page"), default="all")
+    parser.add_argument("--algorithm", choices=ALGORITHMS, action="append")
+    arguments = parser.parse_args()
+    WORK.mkdir(exist_ok=True)
+    data()
+    for name, part in VERBS.items():
+        if arguments.part in ("all", name):
+            for algorithm in arguments.algorithm or ALGORITHMS:
+                part(algorithm)
+    if arguments.part in ("all", "page"):
+        page()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
