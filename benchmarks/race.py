@@ -6,6 +6,7 @@
 
     data     177,000 tokens of the tiny target's greedy answers, with its states, for both to read
     steps    the two trainers take turns, five steps each: CPU and wall seconds of a step, highest memory
+    profile  where the time of a step goes
     train    three seeds of each, to the same number of tokens, taking turns as well; folders that vLLM serves
     judge    vLLM serves each of them: what it accepts on prompts that neither saw
     speed    vLLM with each drafter of seed 0, and alone, one request at a time and eight
@@ -22,7 +23,6 @@ import argparse
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import time
@@ -30,7 +30,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from parts import race_data, race_vllm
+from parts import race_data, race_page, race_vllm
 from parts.race_order import Order
 from parts.race_rows import Rows
 
@@ -38,6 +38,7 @@ ROOT = Path(__file__).parents[1]
 PARTS = Path(__file__).parent / "parts"
 WORK = ROOT / "race-run"
 RESULTS = WORK / "results.jsonl"
+PICTURE = ROOT / "docs" / "pictures" / "acceptance.png"
 TARGET = race_data.TARGET
 
 SIDES = ("draftfleet", "speculators")
@@ -142,6 +143,16 @@ def steps(algorithm: str) -> None:
         recipes = {"draftfleet": {"trainer.optimizer": name}, "speculators": {"optimizer": name}}
         turns = _in_turns(algorithm, recipes, seed=0, num_steps=100, before=2)
         keep(part="steps", algorithm=algorithm, optimizer=name, **turns)
+
+
+def profile(algorithm: str) -> None:
+    for side in SIDES:
+        if not found(part="profile", algorithm=algorithm, side=side):
+            order = Order(algorithm, str(TARGET), str(WORK), 0, 100, recipe=RECIPES[side][algorithm])
+            child = Child(side, order)
+            child.ask(steps=3)
+            keep(part="profile", algorithm=algorithm, side=side, ms=child.ask(profile=10))
+            child.close()
 
 
 def train(algorithm: str) -> None:
@@ -257,27 +268,18 @@ def steps_for(tokens: int, seed: int) -> int:
 
 
 def page() -> None:
-    """The tables, on standard output, from what has been measured by now."""
-    for algorithm in ALGORITHMS:
-        for row in found(part="steps", algorithm=algorithm):
-            print(_said_of_steps(f"{algorithm}, {row['optimizer']}", row))
-        for row in found(part="train", algorithm=algorithm):
-            print(_said_of_steps(f"{algorithm}, whole training, seed {row['seed']}", row))
+    """The tables on standard output, the picture into the docs."""
+    print(race_page.tables(results()))
+    race_page.picture(results(), PICTURE)
 
 
-def _said_of_steps(name: str, row: dict[str, Any]) -> str:
-    cells = []
-    for side in SIDES:
-        one = row["sides"][side]
-        cells.append(
-            f"{one['tokens'] / one['cpu_s']:,.0f} | {1000 * one['cpu_s'] / row['steps']:.0f} "
-            f"| {one['peak_bytes'] / 2**20:.0f}"
-        )
-    ratios = row["ratios"]["cpu_s"]
-    return f"| {name} | {' | '.join(cells)} | {statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) |"
-
-
-VERBS: dict[str, Callable[[str], None]] = {"steps": steps, "train": train, "judge": judge, "speed": speed}
+VERBS: dict[str, Callable[[str], None]] = {
+    "steps": steps,
+    "profile": profile,
+    "train": train,
+    "judge": judge,
+    "speed": speed,
+}
 
 
 def main() -> int:

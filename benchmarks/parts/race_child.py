@@ -2,6 +2,7 @@
 
     {"steps": 10}      ->  {"steps": 10, "tokens": 5012, "wall_s": .., "cpu_s": .., "loss": ..}
     {"save": "DIR"}    ->  {"saved": "DIR"}
+    {"profile": 5}     ->  {"attention": .., ..}     milliseconds of a step: parts/race_profile.py
     {"memory": true}   ->  {"peak_bytes": ..}     the highest since training began, above what was resident then
 
 A step is forward, backward, clipping and the optimizer. Reading rows is not in it, nor is packing them.
@@ -13,16 +14,21 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from parts.memory import forget_peak, peak_bytes, resident_bytes
 from parts.race_order import Order
+from parts.race_profile import CLASSES, by_class
 from parts.race_rows import Example, Rows, num_tokens
 
 
 class Trainer(Protocol):
+    vocab_size: int
+
     def pack(self, examples: list[Example]) -> Any:
         """What a data loader does, in processes beside the training."""
         ...
@@ -52,6 +58,8 @@ def serve(order: Order, trainer: Trainer) -> None:
         elif "save" in asked:
             trainer.save(Path(asked["save"]))
             _say({"saved": asked["save"]})
+        elif "profile" in asked:
+            _say(_profile(trainer, batches, asked["profile"], order.batch_tokens))
         elif "memory" in asked:
             _say({"peak_bytes": peak_bytes() - before})
 
@@ -74,22 +82,13 @@ def _steps(trainer: Trainer, batches: Iterator[list[Example]], count: int) -> di
     return {"steps": count, "tokens": tokens, "wall_s": wall_s, "cpu_s": cpu_s, "loss": loss / count}
 
 
-def resident_bytes() -> int:
-    return _status("VmRSS")
-
-
-def peak_bytes() -> int:
-    return _status("VmHWM")
-
-
-def forget_peak() -> None:
-    """Linux counts the peak anew from here."""
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def _status(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+def _profile(trainer: Trainer, batches: Iterator[list[Example]], count: int, batch_tokens: int) -> dict[str, float]:
+    """The mean over these steps."""
+    sums = Counter[str]()
+    for _ in range(count):
+        batch = trainer.pack(next(batches))
+        sums.update(by_class(lambda batch=batch: trainer.step(batch), trainer.vocab_size, batch_tokens))
+    return {name: sums[name] / count for name in CLASSES}
 
 
 def _say(answer: dict[str, Any]) -> None:

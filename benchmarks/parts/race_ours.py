@@ -36,6 +36,7 @@ class Ours:
         torch.manual_seed(order.seed)
         target = targets.load(self._settings, order.layers, torch.device("cpu"))
         self.algorithm = algorithms.build(algorithms.configure(self._settings, target), target)
+        self.vocab_size = len(target.embedding)
         self._weights = [weight for weight in self.algorithm.drafter.parameters() if weight.requires_grad]
         self._optimizer = optimizers.make(self._settings.trainer, self.algorithm.drafter)
         self._done = 0

@@ -47,6 +47,7 @@ class Theirs:
             sliding_window=2048,
             full_attention_indices=list(range(num_layers)),
         )
+        self.vocab_size: int = decoder.vocab_size
         arguments: dict[str, Any] = {
             "verifier_name_or_path": order.target,
             "draft_vocab_size": decoder.vocab_size,

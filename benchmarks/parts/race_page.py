@@ -1,0 +1,144 @@
+"""The tables and pictures of the race, from what has been measured by now."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from parts import pictures
+from parts.race_profile import CLASSES
+
+SIDES = ("draftfleet", "speculators")
+MOST = {"eagle3": 4, "dflash": 8}
+"""Tokens that a pass of the target can keep: the draft and its own."""
+
+Row = dict[str, Any]
+
+
+def tables(rows: list[Row]) -> str:
+    """Markdown: what is not measured yet is left out."""
+    parts = {
+        "A step, taken in turns": _steps(rows),
+        "Whole trainings": _trainings(rows),
+        "Held-out acceptance in vLLM": _acceptance(rows),
+        "End to end in vLLM": _speed(rows),
+        "Where the time of a step goes": _profile(rows),
+    }
+    return "\n\n".join(f"## {title}\n\n" + "\n".join(lines) for title, lines in parts.items() if len(lines) > 2)
+
+
+def picture(rows: list[Row], file: Path) -> None:
+    """Acceptance against tokens, if vLLM has judged drafters on the way."""
+    points = {
+        algorithm: [
+            (row["side"], float(row["trained_tokens"]), float(row["acceptance"]))
+            for row in _of(rows, part="judge", algorithm=algorithm, seed=0)
+        ]
+        for algorithm in MOST
+    }
+    points = {algorithm: found for algorithm, found in points.items() if len(found) > len(SIDES)}
+    if points:
+        pictures.acceptance(file, points, MOST)
+
+
+def _of(rows: list[Row], **wanted: Any) -> list[Row]:
+    return [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
+
+
+def _steps(rows: list[Row]) -> list[str]:
+    lines = [
+        "| algorithm, optimizer | tokens/CPU s | theirs | CPU ms/step | theirs | ratio of pairs | peak, MB | theirs |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in _of(rows, part="steps"):
+        ours, theirs = (row["sides"][side] for side in SIDES)
+        lines.append(
+            f"| {row['algorithm']}, {row['optimizer']} | {_rate(ours):,.0f} | {_rate(theirs):,.0f} "
+            f"| {1000 * ours['cpu_s'] / row['steps']:.0f} | {1000 * theirs['cpu_s'] / row['steps']:.0f} "
+            f"| **{_spread(row['ratios']['cpu_s'])}** "
+            f"| {ours['peak_bytes'] / 2**20:.0f} | {theirs['peak_bytes'] / 2**20:.0f} |"
+        )
+    return lines
+
+
+def _trainings(rows: list[Row]) -> list[str]:
+    lines = [
+        "| algorithm, seed | steps | tokens | tokens/CPU s | theirs | ratio of pairs | tokens/s by the wall | theirs "
+        "| ratio of pairs | peak, MB | theirs |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in _of(rows, part="train"):
+        ours, theirs = (row["sides"][side] for side in SIDES)
+        lines.append(
+            f"| {row['algorithm']}, {row['seed']} | {row['steps']:,} | {ours['tokens']:,} "
+            f"| {_rate(ours):,.0f} | {_rate(theirs):,.0f} | **{_spread(row['ratios']['cpu_s'])}** "
+            f"| {_rate(ours, 'wall_s'):,.0f} | {_rate(theirs, 'wall_s'):,.0f} | {_spread(row['ratios']['wall_s'])} "
+            f"| {ours['peak_bytes'] / 2**20:.0f} | {theirs['peak_bytes'] / 2**20:.0f} |"
+        )
+    return lines
+
+
+def _acceptance(rows: list[Row]) -> list[str]:
+    lines = ["| algorithm, of at most | trainer | mean | by seed | tokens |", "|---|---|---|---|---|"]
+    for algorithm, most in MOST.items():
+        for side in SIDES:
+            judged = _of(rows, part="judge", algorithm=algorithm, side=side)
+            last = {seed: max(_of(judged, seed=seed), key=_tokens) for seed in sorted({row["seed"] for row in judged})}
+            if last:
+                lengths = [row["acceptance"] for row in last.values()]
+                by_seed = ", ".join(f"{length:.3f}" for length in lengths)
+                tokens = min(map(_tokens, last.values()))
+                lines.append(
+                    f"| {algorithm}, {most} | {side} | **{statistics.mean(lengths):.3f}** | {by_seed} | {tokens:,} |"
+                )
+    return lines
+
+
+def _tokens(row: Row) -> int:
+    return row["trained_tokens"]
+
+
+def _speed(rows: list[Row]) -> list[str]:
+    lines = ["| algorithm | served with | one request | | eight | |", "|---|---|---|---|---|---|"]
+    for algorithm in MOST:
+        medians: dict[str, list[float]] = {}
+        for who in ("alone", *SIDES):
+            found = [row["tokens_per_s"] for row in _of(rows, part="speed", algorithm=algorithm, who=who)]
+            if found:
+                medians[who] = [statistics.median(one[concurrency] for one in found) for concurrency in ("1", "8")]
+        if "alone" in medians:
+            for who, rates in medians.items():
+                cells = " | ".join(
+                    f"{rate:,.0f} | x{rate / alone:.2f}" for rate, alone in zip(rates, medians["alone"], strict=True)
+                )
+                lines.append(f"| {algorithm} | {who} | {cells} |")
+    return lines
+
+
+def _profile(rows: list[Row]) -> list[str]:
+    found = _of(rows, part="profile")
+    lines = [
+        "| | " + " | ".join(f"{row['algorithm']}, {row['side']}" for row in found) + " |",
+        "|" + "---|" * (1 + len(found)),
+    ]
+    for name in CLASSES:
+        lines.append(f"| {name} | {' | '.join(_share(row['ms'], [name]) for row in found)} |")
+    lines.append(f"| together | {' | '.join(_share(row['ms'], CLASSES) for row in found)} |")
+    return lines
+
+
+def _share(ms: dict[str, float], names: Iterable[str]) -> str:
+    own = sum(ms[name] for name in names)
+    return f"{own:.0f} ms ({100 * own / sum(ms.values()):.0f} %)"
+
+
+def _rate(side: dict[str, float], seconds: str = "cpu_s") -> float:
+    return side["tokens"] / side[seconds]
+
+
+def _spread(ratios: list[float]) -> str:
+    """Median, and between which values nine pairs of ten lie."""
+    low, *_, high = statistics.quantiles(ratios, n=20)
+    return f"{statistics.median(ratios):.2f} ({low:.2f}-{high:.2f})"
