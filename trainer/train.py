@@ -158,8 +158,7 @@ def fit(
 
             # The update.
             rate = learning_rate(state.step, peak=knobs.lr, max_steps=knobs.max_steps, warmup=knobs.warmup)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
+            optimizers.set_rate(optimizer, rate)
             optimizer.step()
             optimizer.zero_grad()
             state = State(

@@ -55,8 +55,7 @@ class Ours:
                 weight.grad.div_(loss.weight or 1)
         clip_grad_norm_(self._weights, knobs.clip)
         rate = learning_rate(self._done, peak=knobs.lr, max_steps=knobs.max_steps, warmup=knobs.warmup)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
+        optimizers.set_rate(self._optimizer, rate)
         self._optimizer.step()
         self._optimizer.zero_grad()
         self._done += 1
