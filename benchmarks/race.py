@@ -2,7 +2,7 @@
 
     make referee                      makes .venv-referee with vLLM, and .venv-speculators
     python benchmarks/race.py         all of it, three hours on two quiet cores; what race-run/ holds is not done again
-    python benchmarks/race.py steps   one part: data, steps, train, judge, speed or page
+    python benchmarks/race.py steps   one part
 
     data     177,000 tokens of the tiny target's greedy answers, with its states, for both to read
     steps    the two trainers take turns, five steps each: CPU and wall seconds of a step, highest memory
@@ -10,6 +10,7 @@
     train    three seeds of each, to the same number of tokens, taking turns as well; folders that vLLM serves
     judge    vLLM serves each of them: what it accepts on prompts that neither saw
     speed    vLLM with each drafter of seed 0, and alone, one request at a time and eight
+    curve    acceptance of seed 0's drafters on the way, in our own loop
     page     what was measured, as the tables of benchmarks/results/race_*.md and as pictures
 
 Same target, layers, drafter sizes, rows, order of rows, tokens, threads (1) and float32. Tokens are those of rows,
@@ -27,10 +28,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from parts import race_data, race_page, race_vllm
+from parts import race_data, race_own_loop, race_page, race_vllm
 from parts.race_order import Order
 from parts.race_rows import Rows
 
@@ -145,7 +147,8 @@ def steps(algorithm: str) -> None:
     for name in ("muon", "adamw"):
         if found(part="steps", algorithm=algorithm, optimizer=name):
             continue
-        recipes = {"draftfleet": {"trainer.optimizer": name}, "speculators": {"optimizer": name}}
+        chosen = {"draftfleet": {"trainer.optimizer": name}, "speculators": {"optimizer": name}}
+        recipes = {side: RECIPES[side][algorithm] | chosen[side] for side in SIDES}
         turns = _in_turns(algorithm, recipes, seed=0, num_steps=100, before=2)
         keep(part="steps", algorithm=algorithm, optimizer=name, **turns)
 
@@ -171,41 +174,55 @@ def train(algorithm: str) -> None:
 
 
 def judge(algorithm: str) -> None:
-    """The last folder of each seed, and of seed 0 those on the way."""
+    """Each trained drafter in vLLM."""
     prompts = json.loads((WORK / "judged.json").read_text())
     for trained in found(part="train", algorithm=algorithm):
         for side in SIDES:
-            for mark in reversed(trained["marks"]):
-                wanted = {"algorithm": algorithm, "side": side, "seed": trained["seed"], "step": mark}
-                if found(part="judge", **wanted):
-                    continue
-                folder = saved(algorithm, side, trained["seed"], mark) / "served"
-                with race_vllm.server(TARGET, WORK / "vllm.log", folder, algorithm, K[algorithm]) as url:
-                    served = race_vllm.ask(url, prompts, max_tokens=MAX_TOKENS, concurrency=8)
-                tokens = trained["tokens_at"][str(mark)]
-                keep(part="judge", **wanted, trained_tokens=tokens, **race_vllm.row_of(served))
+            wanted = {"algorithm": algorithm, "side": side, "seed": trained["seed"]}
+            if found(part="judge", **wanted):
+                continue
+            folder = saved(algorithm, side, trained["seed"], trained["marks"][-1]) / "served"
+            with race_vllm.server(TARGET, WORK / "vllm.log", folder, algorithm, K[algorithm]) as url:
+                served = race_vllm.ask(url, prompts, max_tokens=MAX_TOKENS, concurrency=8)
+            tokens = trained["sides"][side]["tokens"]
+            keep(part="judge", **wanted, trained_tokens=tokens, **race_vllm.row_of(served))
+
+
+def curve(algorithm: str) -> None:
+    """The drafters on the way of seed 0, in our own loop: a dozen starts of vLLM less, and the same to 0.01."""
+    prompts = json.loads((WORK / "judged.json").read_text())
+    for trained in found(part="train", algorithm=algorithm, seed=0):
+        for side in SIDES:
+            for mark in trained["marks"][1::2]:
+                wanted = {"algorithm": algorithm, "side": side, "step": mark}
+                if not found(part="curve", **wanted):
+                    folder = saved(algorithm, side, 0, mark) / "served"
+                    length = race_own_loop.acceptance(folder, str(TARGET), prompts, K[algorithm], MAX_TOKENS)
+                    keep(part="curve", **wanted, trained_tokens=trained["tokens_at"][str(mark)], acceptance=length)
 
 
 def speed(algorithm: str) -> None:
-    """Median of three: the servers are started in turn, so that a busy minute of the machine is no server's own."""
+    """All three servers are up and take turns, so that a busy minute of the machine is no server's own."""
     prompts = json.loads((WORK / "judged.json").read_text())
     trained = found(part="train", algorithm=algorithm, seed=0)
-    if not trained:
+    if not trained or found(part="speed", algorithm=algorithm):
         return
     last = trained[0]["marks"][-1]
-    for repeat in range(REPEATS):
-        for who in ("alone", *SIDES):
-            wanted = {"algorithm": algorithm, "who": who, "repeat": repeat}
-            if found(part="speed", **wanted):
-                continue
-            folder = None if who == "alone" else saved(algorithm, who, 0, last) / "served"
-            with race_vllm.server(TARGET, WORK / "vllm.log", folder, algorithm, K[algorithm]) as url:
-                race_vllm.ask(url, prompts[:4], max_tokens=32, concurrency=4)
-                rates = {}
-                for concurrency in CONCURRENCY:
+    with ExitStack() as stack:
+        urls = {"alone": stack.enter_context(race_vllm.server(TARGET, WORK / "vllm-alone.log"))}
+        for side in SIDES:
+            folder = saved(algorithm, side, 0, last) / "served"
+            server = race_vllm.server(TARGET, WORK / f"vllm-{side}.log", folder, algorithm, K[algorithm])
+            urls[side] = stack.enter_context(server)
+        for url in urls.values():
+            race_vllm.ask(url, prompts[:4], max_tokens=32, concurrency=4)
+        rates: dict[str, dict[str, list[float]]] = {who: {str(n): [] for n in CONCURRENCY} for who in urls}
+        for _ in range(REPEATS):
+            for concurrency in CONCURRENCY:
+                for who, url in urls.items():
                     served = race_vllm.ask(url, prompts, max_tokens=MAX_TOKENS, concurrency=concurrency)
-                    rates[str(concurrency)] = served.tokens / served.seconds
-            keep(part="speed", **wanted, tokens_per_s=rates)
+                    rates[who][str(concurrency)].append(served.tokens / served.seconds)
+    keep(part="speed", algorithm=algorithm, tokens_per_s=rates)
 
 
 def _in_turns(
@@ -289,6 +306,7 @@ VERBS: dict[str, Callable[[str], None]] = {
     "train": train,
     "judge": judge,
     "speed": speed,
+    "curve": curve,
 }
 
 

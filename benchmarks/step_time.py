@@ -44,7 +44,7 @@ LENGTH, VOCABULARY = 512, 2_048
 
 HIDDEN, LAYERS = 192, [1, 3, 4]
 BLOCK, TOKENS_PER_ANCHOR = 8, 8
-SECONDS, FEWEST = 12.0, 3
+SECONDS, FEWEST = 5.0, 3
 """Steps of a size are repeated for so long, and so often at least."""
 
 

@@ -34,7 +34,7 @@ def acceptance(file: Path, points: dict[str, list[Point]], most: dict[str, int])
         axis.set_xlim(left=0)
         axis.set_ylim(bottom=1)
         _tidy(axis)
-    axes[0][0].set_ylabel("acceptance length in vLLM")
+    axes[0][0].set_ylabel("acceptance length, held out")
     axes[0][0].legend(frameon=False, loc="lower right")
     _write(figure, file)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +29,11 @@ def tables(rows: list[Row]) -> str:
 
 
 def picture(rows: list[Row], file: Path) -> None:
-    """Acceptance against tokens, if vLLM has judged drafters on the way."""
+    """Acceptance against tokens, if drafters on the way have been judged."""
     points = {
         algorithm: [
             (row["side"], float(row["trained_tokens"]), float(row["acceptance"]))
-            for row in _of(rows, part="judge", algorithm=algorithm, seed=0)
+            for row in _of(rows, part="curve", algorithm=algorithm)
         ]
         for algorithm in MOST
     }
@@ -84,36 +83,32 @@ def _acceptance(rows: list[Row]) -> list[str]:
     lines = ["| algorithm, of at most | trainer | mean | by seed | tokens |", "|---|---|---|---|---|"]
     for algorithm, most in MOST.items():
         for side in SIDES:
-            judged = _of(rows, part="judge", algorithm=algorithm, side=side)
-            last = {seed: max(_of(judged, seed=seed), key=_tokens) for seed in sorted({row["seed"] for row in judged})}
-            if last:
-                lengths = [row["acceptance"] for row in last.values()]
+            judged = sorted(_of(rows, part="judge", algorithm=algorithm, side=side), key=lambda row: row["seed"])
+            if judged:
+                lengths = [row["acceptance"] for row in judged]
                 by_seed = ", ".join(f"{length:.3f}" for length in lengths)
-                tokens = min(map(_tokens, last.values()))
+                tokens = min(row["trained_tokens"] for row in judged)
                 lines.append(
                     f"| {algorithm}, {most} | {side} | **{statistics.mean(lengths):.3f}** | {by_seed} | {tokens:,} |"
                 )
     return lines
 
 
-def _tokens(row: Row) -> int:
-    return row["trained_tokens"]
-
-
 def _speed(rows: list[Row]) -> list[str]:
-    lines = ["| algorithm | served with | one request | | eight | |", "|---|---|---|---|---|---|"]
-    for algorithm in MOST:
-        medians: dict[str, list[float]] = {}
-        for who in ("alone", *SIDES):
-            found = [row["tokens_per_s"] for row in _of(rows, part="speed", algorithm=algorithm, who=who)]
-            if found:
-                medians[who] = [statistics.median(one[concurrency] for one in found) for concurrency in ("1", "8")]
-        if "alone" in medians:
-            for who, rates in medians.items():
-                cells = " | ".join(
-                    f"{rate:,.0f} | x{rate / alone:.2f}" for rate, alone in zip(rates, medians["alone"], strict=True)
-                )
-                lines.append(f"| {algorithm} | {who} | {cells} |")
+    lines = [
+        "| algorithm | served | one request, tokens/s | | eight | |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in _of(rows, part="speed"):
+        medians = {
+            who: [statistics.median(rates) for rates in by_concurrency.values()]
+            for who, by_concurrency in row["tokens_per_s"].items()
+        }
+        for who, rates in medians.items():
+            cells = " | ".join(
+                f"{rate:,.0f} | **x{rate / alone:.2f}**" for rate, alone in zip(rates, medians["alone"], strict=True)
+            )
+            lines.append(f"| {row['algorithm']} | {who} | {cells} |")
     return lines
 
 
@@ -124,14 +119,12 @@ def _profile(rows: list[Row]) -> list[str]:
         "|" + "---|" * (1 + len(found)),
     ]
     for name in CLASSES:
-        lines.append(f"| {name} | {' | '.join(_share(row['ms'], [name]) for row in found)} |")
-    lines.append(f"| together | {' | '.join(_share(row['ms'], CLASSES) for row in found)} |")
+        lines.append(f"| {name} | {' | '.join(_share(row['ms'], name) for row in found)} |")
     return lines
 
 
-def _share(ms: dict[str, float], names: Iterable[str]) -> str:
-    own = sum(ms[name] for name in names)
-    return f"{own:.0f} ms ({100 * own / sum(ms.values()):.0f} %)"
+def _share(ms: dict[str, float], name: str) -> str:
+    return f"{100 * ms[name] / sum(ms.values()):.0f} %"
 
 
 def _rate(side: dict[str, float], seconds: str = "cpu_s") -> float:
