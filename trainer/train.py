@@ -157,7 +157,9 @@ def fit(
             _expect_finite(norm, "gradient", state.step, keys)
 
             # The update.
-            rate = learning_rate(state.step, peak=knobs.lr, max_steps=knobs.max_steps, warmup=knobs.warmup)
+            rate = learning_rate(
+                state.step, peak=knobs.lr, max_steps=knobs.max_steps, warmup=knobs.warmup, shape=knobs.schedule
+            )
             optimizers.set_rate(optimizer, rate)
             optimizer.step()
             optimizer.zero_grad()

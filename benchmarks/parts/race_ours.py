@@ -54,7 +54,9 @@ class Ours:
             if weight.grad is not None:
                 weight.grad.div_(loss.weight or 1)
         clip_grad_norm_(self._weights, knobs.clip)
-        rate = learning_rate(self._done, peak=knobs.lr, max_steps=knobs.max_steps, warmup=knobs.warmup)
+        rate = learning_rate(
+            self._done, peak=knobs.lr, max_steps=knobs.max_steps, warmup=knobs.warmup, shape=knobs.schedule
+        )
         optimizers.set_rate(self._optimizer, rate)
         self._optimizer.step()
         self._optimizer.zero_grad()

@@ -26,7 +26,7 @@ class Trainer(Section):
         default=3, description="Training-time test: draft steps unrolled in training. Match serving."
     )
     step_decay: float = Field(default=0.8, gt=0, le=1, description="Weight of each further draft step in the loss.")
-    max_steps: PositiveInt = Field(default=20_000, description="Optimizer steps; the cosine schedule ends there.")
+    max_steps: PositiveInt = Field(default=20_000, description="Optimizer steps; the schedule ends there.")
     batch_tokens: PositiveInt = Field(default=8192, description="Tokens per batch, padding included.")
     accumulation: PositiveInt = Field(default=1, description="Batches per optimizer step.")
     max_length: PositiveInt = Field(default=4096, description="Longer samples are cut to this many tokens.")
@@ -34,6 +34,9 @@ class Trainer(Section):
         default="adamw", description="muon: Muon for the matrices within the drafter, AdamW for head and norms."
     )
     lr: PositiveFloat = Field(default=1e-4, description="Peak learning rate.")
+    schedule: Literal["cosine", "linear"] = Field(
+        default="cosine", description="How the learning rate falls to zero after its warmup."
+    )
     warmup: float = Field(default=0.015, ge=0, lt=1, description="Share of `max_steps` with a rising learning rate.")
     clip: PositiveFloat = Field(default=0.5, description="Largest norm of a gradient.")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
