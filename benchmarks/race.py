@@ -51,12 +51,18 @@ BUDGET = {"eagle3": 417_000, "dflash": 704_000}
 """Training tokens: those of the single runs of speculators that were there before."""
 
 SEEDS = (0, 1, 2)
-MUON = {"trainer.optimizer": "muon", "trainer.lr": 0.005, "trainer.warmup": 0.05}
+MUON = {
+    "trainer.optimizer": "muon",
+    "trainer.lr": 0.005,
+    "trainer.schedule": "linear",
+    "trainer.warmup": 0.01,
+    "trainer.clip": 1.0,
+}
 NORMS = {"eagle3.norm_output": True, "eagle3.norm_before_fc": True}
 RECIPES: dict[str, dict[str, dict[str, Any]]] = {
     "draftfleet": {
-        "eagle3": MUON | {"trainer.schedule": "linear", "trainer.step_decay": 1.0, "eagle3.head": "frozen"} | NORMS,
-        "dflash": MUON | {"trainer.clip": 1.0},
+        "eagle3": MUON | {"trainer.step_decay": 1.0, "eagle3.head": "frozen"} | NORMS,
+        "dflash": MUON,
     },
     # Its defaults, but for the rate of its Muon, which is better here than its 1e-2.
     "speculators": {"eagle3": {"muon_lr": 0.004}, "dflash": {"muon_lr": 0.005}},
@@ -149,7 +155,7 @@ def steps(algorithm: str) -> None:
             continue
         chosen = {"draftfleet": {"trainer.optimizer": name}, "speculators": {"optimizer": name}}
         recipes = {side: RECIPES[side][algorithm] | chosen[side] for side in SIDES}
-        turns = _in_turns(algorithm, recipes, seed=0, num_steps=100, before=2)
+        turns = _in_turns(algorithm, recipes, num_steps=102, before=2)
         keep(part="steps", algorithm=algorithm, optimizer=name, **turns)
 
 
@@ -165,47 +171,61 @@ def profile(algorithm: str) -> None:
 
 def train(algorithm: str) -> None:
     for seed in SEEDS:
-        if not found(part="train", algorithm=algorithm, seed=seed):
-            recipes = {side: RECIPES[side][algorithm] for side in SIDES}
-            num_steps = steps_for(BUDGET[algorithm], seed)
-            marks = [num_steps * n // CURVE for n in range(1, CURVE + 1)] if seed == 0 else [num_steps]
-            turns = _in_turns(algorithm, recipes, seed=seed, num_steps=num_steps, marks=marks)
-            keep(part="train", algorithm=algorithm, seed=seed, marks=marks, recipes=recipes, **turns)
+        num_steps = steps_for(BUDGET[algorithm], seed)
+        marks = [num_steps * n // CURVE for n in range(1, CURVE + 1)] if seed == 0 else [num_steps]
+        for side in SIDES:
+            wanted = {"algorithm": algorithm, "side": side, "seed": seed}
+            if found(part="train", **wanted):
+                continue
+            recipe = RECIPES[side][algorithm]
+            child = Child(side, Order(algorithm, str(TARGET), str(WORK), seed, num_steps, recipe=recipe))
+            tokens, cpu_s, at, done = 0, 0.0, list[int](), 0
+            for mark in marks:
+                said = child.ask(steps=mark - done)
+                tokens, cpu_s, done = tokens + said["tokens"], cpu_s + said["cpu_s"], mark
+                at.append(tokens)
+                folder = saved(algorithm, side, seed, mark)
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir(parents=True)
+                child.ask(save=str(folder))
+            peak = child.ask(memory=True)["peak_bytes"]
+            child.close()
+            keep(
+                part="train", **wanted, recipe=recipe, tokens=tokens, cpu_s=cpu_s, peak_bytes=peak,
+                marks=marks, tokens_at=at,
+            )  # fmt: skip
 
 
 def judge(algorithm: str) -> None:
     """Each trained drafter in vLLM."""
     prompts = json.loads((WORK / "judged.json").read_text())
     for trained in found(part="train", algorithm=algorithm):
-        for side in SIDES:
-            wanted = {"algorithm": algorithm, "side": side, "seed": trained["seed"]}
-            if found(part="judge", **wanted):
-                continue
-            folder = saved(algorithm, side, trained["seed"], trained["marks"][-1]) / "served"
-            with race_vllm.server(TARGET, WORK / "vllm.log", folder, algorithm, K[algorithm]) as url:
-                served = race_vllm.ask(url, prompts, max_tokens=MAX_TOKENS, concurrency=8)
-            tokens = trained["sides"][side]["tokens"]
-            keep(part="judge", **wanted, trained_tokens=tokens, **race_vllm.row_of(served))
+        wanted = {name: trained[name] for name in ("algorithm", "side", "seed")}
+        if found(part="judge", **wanted):
+            continue
+        folder = saved(**wanted, step=trained["marks"][-1]) / "served"
+        with race_vllm.server(TARGET, WORK / "vllm.log", folder, algorithm, K[algorithm]) as url:
+            served = race_vllm.ask(url, prompts, max_tokens=MAX_TOKENS, concurrency=8)
+        keep(part="judge", **wanted, trained_tokens=trained["tokens"], **race_vllm.row_of(served))
 
 
 def curve(algorithm: str) -> None:
     """The drafters on the way of seed 0, in our own loop: a dozen starts of vLLM less, and the same to 0.01."""
     prompts = json.loads((WORK / "judged.json").read_text())
     for trained in found(part="train", algorithm=algorithm, seed=0):
-        for side in SIDES:
-            for mark in trained["marks"][1::2]:
-                wanted = {"algorithm": algorithm, "side": side, "step": mark}
-                if not found(part="curve", **wanted):
-                    folder = saved(algorithm, side, 0, mark) / "served"
-                    length = race_own_loop.acceptance(folder, str(TARGET), prompts, K[algorithm], MAX_TOKENS)
-                    keep(part="curve", **wanted, trained_tokens=trained["tokens_at"][str(mark)], acceptance=length)
+        for mark, tokens in list(zip(trained["marks"], trained["tokens_at"], strict=True))[1::2]:
+            wanted = {"algorithm": algorithm, "side": trained["side"], "step": mark}
+            if not found(part="curve", **wanted):
+                folder = saved(algorithm, trained["side"], 0, mark) / "served"
+                length = race_own_loop.acceptance(folder, str(TARGET), prompts, K[algorithm], MAX_TOKENS)
+                keep(part="curve", **wanted, trained_tokens=tokens, acceptance=length)
 
 
 def speed(algorithm: str) -> None:
     """All three servers are up and take turns, so that a busy minute of the machine is no server's own."""
     prompts = json.loads((WORK / "judged.json").read_text())
     trained = found(part="train", algorithm=algorithm, seed=0)
-    if not trained or found(part="speed", algorithm=algorithm):
+    if len(trained) < len(SIDES) or found(part="speed", algorithm=algorithm):
         return
     last = trained[0]["marks"][-1]
     with ExitStack() as stack:
@@ -225,53 +245,31 @@ def speed(algorithm: str) -> None:
     keep(part="speed", algorithm=algorithm, tokens_per_s=rates)
 
 
-def _in_turns(
-    algorithm: str,
-    recipes: dict[str, dict[str, Any]],
-    *,
-    seed: int,
-    num_steps: int,
-    marks: list[int] | None = None,
-    before: int = 0,
-) -> dict[str, Any]:
-    """Both sides to `num_steps`, `TURN` steps at a time, the first of a pair by turns. A folder is saved at each mark.
+def _in_turns(algorithm: str, recipes: dict[str, dict[str, Any]], *, num_steps: int, before: int) -> dict[str, Any]:
+    """Both sides to `num_steps`, `TURN` steps at a time, the first of a pair by turns; `before` are not counted.
 
-    Returns by side tokens, seconds and highest memory; the ratios of CPU and wall seconds, pair by pair; and the
-    tokens that were trained up to each mark.
+    Returns by side tokens, seconds and highest memory, and the ratios of CPU and wall seconds, pair by pair.
     """
-    order = {side: Order(algorithm, str(TARGET), str(WORK), seed, num_steps, recipe=recipes[side]) for side in SIDES}
-    children = {side: Child(side, order[side]) for side in SIDES}
-    for child in children.values():
-        if before:
-            child.ask(steps=before)
-    totals = {side: {"tokens": 0, "wall_s": 0.0, "cpu_s": 0.0} for side in SIDES}
+    children = {
+        side: Child(side, Order(algorithm, str(TARGET), str(WORK), 0, num_steps, recipe=recipes[side]))
+        for side in SIDES
+    }
+    totals: dict[str, dict[str, float]] = {side: {"tokens": 0, "wall_s": 0.0, "cpu_s": 0.0} for side in SIDES}
     pairs: list[dict[str, float]] = []
-    tokens_at: dict[str, int] = {}
-    done = before
-    while done < num_steps:
-        stop = min([mark for mark in marks or [] if mark > done] + [done + TURN, num_steps])
-        turn = {side: children[side].ask(steps=stop - done) for side in SIDES[:: 1 if len(pairs) % 2 else -1]}
-        done = stop
+    for child in children.values():
+        child.ask(steps=before)
+    for _ in range((num_steps - before) // TURN):
+        turn = {side: children[side].ask(steps=TURN) for side in SIDES[:: 1 if len(pairs) % 2 else -1]}
         for side, one in turn.items():
-            for name in totals[side]:
-                totals[side][name] += one[name]
-        theirs, ours = turn["speculators"], turn["draftfleet"]
-        pairs.append({name: theirs[name] / ours[name] for name in ("cpu_s", "wall_s")})
-        if done in (marks or []):
-            tokens_at[str(done)] = totals["draftfleet"]["tokens"]
-            for side, child in children.items():
-                folder = saved(algorithm, side, seed, done)
-                shutil.rmtree(folder, ignore_errors=True)
-                folder.mkdir(parents=True)
-                child.ask(save=str(folder))
+            totals[side] = {name: total + one[name] for name, total in totals[side].items()}
+        pairs.append({name: turn["speculators"][name] / turn["draftfleet"][name] for name in ("cpu_s", "wall_s")})
     peaks = {side: child.ask(memory=True)["peak_bytes"] for side, child in children.items()}
     for child in children.values():
         child.close()
     return {
-        "steps": num_steps - before,
+        "steps": TURN * len(pairs),
         "sides": {side: totals[side] | {"peak_bytes": peaks[side]} for side in SIDES},
         "ratios": {name: [round(pair[name], 3) for pair in pairs] for name in ("cpu_s", "wall_s")},
-        "tokens_at": tokens_at,
     }
 
 

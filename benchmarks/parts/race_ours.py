@@ -46,8 +46,10 @@ class Ours:
 
     def step(self, batch: list[Captured]) -> float:
         knobs = self._settings.trainer
-        if self._order.algorithm == "dflash":  # the same number of blocks in every step
-            self.algorithm.config = replace(self.algorithm.config, anchors=round(self._order.anchors / len(batch)))
+        if self._order.algorithm == "dflash":  # as many blocks in every step, everywhere equally likely
+            places = sum(int((row.mask[:-1] & row.mask[1:]).sum()) for row in (one.row for one in batch))
+            share = min(1.0, self._order.anchors / max(places, 1))
+            self.algorithm.config = replace(self.algorithm.config, anchor_share=share)
         loss = self.algorithm.loss(self.algorithm.collate(batch))
         loss.total.backward()
         for weight in self._weights:

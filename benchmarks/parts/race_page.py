@@ -63,19 +63,15 @@ def _steps(rows: list[Row]) -> list[str]:
 
 
 def _trainings(rows: list[Row]) -> list[str]:
-    lines = [
-        "| algorithm, seed | steps | tokens | tokens/CPU s | theirs | ratio of pairs | tokens/s by the wall | theirs "
-        "| ratio of pairs | peak, MB | theirs |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in _of(rows, part="train"):
-        ours, theirs = (row["sides"][side] for side in SIDES)
-        lines.append(
-            f"| {row['algorithm']}, {row['seed']} | {row['steps']:,} | {ours['tokens']:,} "
-            f"| {_rate(ours):,.0f} | {_rate(theirs):,.0f} | **{_spread(row['ratios']['cpu_s'])}** "
-            f"| {_rate(ours, 'wall_s'):,.0f} | {_rate(theirs, 'wall_s'):,.0f} | {_spread(row['ratios']['wall_s'])} "
-            f"| {ours['peak_bytes'] / 2**20:.0f} | {theirs['peak_bytes'] / 2**20:.0f} |"
-        )
+    lines = ["| algorithm, trainer | seeds | tokens | tokens/CPU s, mean | peak, MB |", "|---|---|---|---|---|"]
+    for algorithm in MOST:
+        for side in SIDES:
+            trained = _of(rows, part="train", algorithm=algorithm, side=side)
+            if trained:
+                rate = statistics.mean(map(_rate, trained))
+                peak = max(row["peak_bytes"] for row in trained) / 2**20
+                tokens = min(row["tokens"] for row in trained)
+                lines.append(f"| {algorithm}, {side} | {len(trained)} | {tokens:,} | {rate:,.0f} | {peak:.0f} |")
     return lines
 
 
@@ -127,8 +123,8 @@ def _share(ms: dict[str, float], name: str) -> str:
     return f"{100 * ms[name] / sum(ms.values()):.0f} %"
 
 
-def _rate(side: dict[str, float], seconds: str = "cpu_s") -> float:
-    return side["tokens"] / side[seconds]
+def _rate(side: dict[str, Any]) -> float:
+    return side["tokens"] / side["cpu_s"]
 
 
 def _spread(ratios: list[float]) -> str:

@@ -99,7 +99,10 @@ class DFlash(Section):
     block_size: int = Field(
         default=16, ge=2, description="Tokens of a block: the one that the target chose, and those drafted after it."
     )
-    anchors: PositiveInt = Field(default=512, description="Blocks of a sample, in each epoch at other places.")
+    anchors: PositiveInt = Field(default=512, description="Most blocks of a sample, in each epoch at other places.")
+    anchor_share: float = Field(
+        default=1.0, gt=0, le=1, description="Share of the places where a sample can have a block, drawn in an epoch."
+    )
     mask_token_id: NonNegativeInt | None = Field(
         default=None, description="Stands in the slots to be drafted: a token never generated. Unset: a spare one."
     )
