@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench gpu-check soak referee humaneval nodes docs static venv
+.PHONY: help demo test check bench race gpu-check soak referee humaneval nodes docs static venv
 
 VENV ?= .venv
 RUN := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(VENV)/bin/python
@@ -38,7 +38,10 @@ soak: venv  ## 100,000 rows while workers, servers and Redis are killed
 	@$(RUN) benchmarks/soak.py
 
 bench: venv  ## measure every figure of benchmarks/
-	@for script in $(filter-out benchmarks/soak.py benchmarks/humaneval.py benchmarks/gpu_check.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(RUN) "$$script"; done
+	@for script in $(filter-out $(patsubst %,benchmarks/%.py,soak humaneval race gpu_check),$(wildcard benchmarks/*.py)); do echo "== $$script"; $(RUN) "$$script"; done
+
+race: venv .venv-referee/installed .venv-speculators/installed  ## beside speculators: speed, memory, acceptance (3 hours; goes on where it was)
+	@$(RUN) benchmarks/race.py
 
 gpu-check: venv  ## on a machine with a GPU: kernels, precision, memory and a short training, against the eager form
 	@$(RUN) benchmarks/gpu_check.py

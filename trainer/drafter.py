@@ -70,6 +70,7 @@ class DrafterConfig:
     causal: bool | None = None
     """Whether a slot sees only the slots before it. None: in sliding layers alone, as engines take it."""
     anchors: int = 512
+    anchor_share: float = 1.0
     soft_labels: bool = False
     slot_weights: Literal["decay", "dpace"] = "decay"
     slot_decay: float = 4.0

@@ -158,9 +158,10 @@ def fit(
             _expect_finite(norm, "gradient", state.step, keys)
 
             # The update.
-            rate = learning_rate(state.step, peak=knobs.lr, max_steps=knobs.max_steps, warmup=knobs.warmup)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
+            rate = learning_rate(
+                state.step, peak=knobs.lr, max_steps=knobs.max_steps, warmup=knobs.warmup, shape=knobs.schedule
+            )
+            optimizers.set_rate(optimizer, rate)
             optimizer.step()
             optimizer.zero_grad()
             state = State(

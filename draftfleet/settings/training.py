@@ -30,7 +30,7 @@ class Trainer(Section):
         default=3, description="Training-time test: draft steps unrolled in training. Match serving."
     )
     step_decay: float = Field(default=0.8, gt=0, le=1, description="Weight of each further draft step in the loss.")
-    max_steps: PositiveInt = Field(default=20_000, description="Optimizer steps; the cosine schedule ends there.")
+    max_steps: PositiveInt = Field(default=20_000, description="Optimizer steps; the schedule ends there.")
     batch_tokens: PositiveInt = Field(default=8192, description="Tokens per batch, padding included.")
     accumulation: PositiveInt = Field(default=1, description="Batches per optimizer step.")
     max_length: PositiveInt = Field(default=4096, description="Longer samples are cut to this many tokens.")
@@ -38,6 +38,9 @@ class Trainer(Section):
         default="adamw", description="muon: Muon for the matrices within the drafter, AdamW for head and norms."
     )
     lr: PositiveFloat = Field(default=1e-4, description="Peak learning rate.")
+    schedule: Literal["cosine", "linear"] = Field(
+        default="cosine", description="How the learning rate falls to zero after its warmup."
+    )
     warmup: float = Field(default=0.015, ge=0, lt=1, description="Share of `max_steps` with a rising learning rate.")
     clip: PositiveFloat = Field(default=0.5, description="Largest norm of a gradient.")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
@@ -116,7 +119,10 @@ class DFlash(Section):
     block_size: int = Field(
         default=16, ge=2, description="Tokens of a block: the one that the target chose, and those drafted after it."
     )
-    anchors: PositiveInt = Field(default=512, description="Blocks of a sample, in each epoch at other places.")
+    anchors: PositiveInt = Field(default=512, description="Most blocks of a sample, in each epoch at other places.")
+    anchor_share: float = Field(
+        default=1.0, gt=0, le=1, description="Share of the places where a sample can have a block, drawn in an epoch."
+    )
     mask_token_id: NonNegativeInt | None = Field(
         default=None, description="Stands in the slots to be drafted: a token never generated. Unset: a spare one."
     )

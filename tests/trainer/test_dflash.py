@@ -313,6 +313,17 @@ def test_each_row_draws_its_own_anchors_anew_in_each_epoch_and_the_same_ones_aga
     assert draw(replace(long, key="another"), 6, seed=0).tolist() != draw(long, 6, seed=0).tolist()
 
 
+def test_a_row_draws_its_share_of_anchors_one_at_least_and_never_more_than_the_most() -> None:
+    long, short = row(80, range(10, 51)), row(9, range(4, 9))  # 40 places and 4
+
+    counts = [
+        [len(draw(one, most, seed=0, share=share)) for one in (long, short)]
+        for most, share in ((512, 0.25), (512, 0.01), (6, 0.25), (512, 1.0))
+    ]
+
+    assert counts == [[10, 1], [1, 1], [6, 1], [40, 4]]
+
+
 def test_rows_without_an_anchor_give_no_loss_and_gradients_of_zero(target: HfTarget) -> None:
     algorithm = dflash(target)
     nothing = [row(8), row(9, range(8, 9))]

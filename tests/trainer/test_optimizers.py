@@ -41,10 +41,11 @@ def test_the_groups_hold_each_trained_weight_once(name: str) -> None:
     assert sorted(held) == sorted(id(weight) for weight in drafter.parameters() if weight.requires_grad)
 
 
-def test_muon_takes_the_matrices_within_and_adamw_head_and_norms() -> None:
+def test_muon_takes_the_matrices_within_and_adamw_head_and_norms_at_a_tenth_of_its_rate() -> None:
+    rates = {"muon": 1e-3, "adamw": 1e-4}
     with_muon, with_adamw = (
-        trained(drafter, optimizers.make(Trainer.model_validate({"optimizer": name}), drafter), 1)
-        for name, drafter in (("muon", Drafter()), ("adamw", Drafter()))
+        trained(drafter, optimizers.make(Trainer.model_validate({"optimizer": name, "lr": rate}), drafter), 1)
+        for (name, rate), drafter in zip(rates.items(), (Drafter(), Drafter()), strict=True)
     )
 
     differing = {name for name in with_muon if not torch.equal(with_muon[name], with_adamw[name])}
@@ -55,6 +56,14 @@ def test_muon_takes_the_matrices_within_and_adamw_head_and_norms() -> None:
     assert (
         singular[2] > 0.5 * singular[0]
     )  # orthogonal, about; the fourth is nothing, since the norm takes the mean away
+
+
+def test_a_rate_is_set_for_the_groups_by_their_shares() -> None:
+    optimizer = optimizers.make(Trainer.model_validate({"optimizer": "muon"}), Drafter())
+
+    optimizers.set_rate(optimizer, 0.02)
+
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.02, 0.002])
 
 
 def test_it_goes_on_from_its_state_bit_for_bit() -> None:

@@ -36,6 +36,13 @@ def test_the_learning_rate_rises_to_its_peak_and_falls_to_zero() -> None:
     assert rates[:3] == [0.5, 1.0, 1.0]
     assert [round(rate, 2) for rate in rates[3:]] == [0.96, 0.85, 0.69, 0.5, 0.31, 0.15, 0.04, 0.0]
     assert learning_rate(0, peak=1.0, max_steps=10, warmup=0) == 1.0
+    assert [learning_rate(step, peak=1.0, max_steps=10, warmup=0.2, shape="linear") for step in (1, 2, 3, 6, 10)] == [
+        1.0,
+        1.0,
+        0.875,
+        0.5,
+        0.0,
+    ]
 
 
 def test_training_makes_the_loss_fall_and_says_how_it_got_on(

@@ -58,6 +58,7 @@ def configure(settings: Settings, target: Target) -> DrafterConfig:
         sliding_window=knobs.sliding_window,
         causal=knobs.causal,
         anchors=knobs.anchors,
+        anchor_share=knobs.anchor_share,
         soft_labels=knobs.labels == "soft",
         slot_weights=knobs.weights,
         slot_decay=knobs.gamma or gamma_for(knobs.block_size),

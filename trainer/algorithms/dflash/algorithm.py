@@ -32,6 +32,7 @@ class DFlash:
         return lay_out(
             captured,
             most=self.config.anchors,
+            share=self.config.anchor_share,
             seed=self._seed,
             slots=self.config.block_size,
             heads=self.config.num_attention_heads,

@@ -1,8 +1,8 @@
 """Where blocks begin, and the layout of a batch.
 
-An anchor is a token of an answer whose next token is of the answer too. Each row draws up to `anchors` of them, anew in
-each epoch, from the seed, the row's key and the epoch alone: a resumed training draws what it would have drawn, and so
-does a process that trains a row which another one would have trained.
+An anchor is a token of an answer whose next token is of the answer too. Each row draws `anchor_share` of them and at
+most `anchors`, anew in each epoch, from the seed, the row's key and the epoch alone: a resumed training draws what it
+would have drawn, and so does a process that trains a row which another one would have trained.
 
     x0 x1 x2 | x3 x4 x5 x6        a prompt and its answer: x3, x4 and x5 may be anchors
     block of 4 at anchor x4:      takes x4 MASK MASK MASK at positions 4 5 6 7, and what the target thought of x0 to x3
@@ -14,6 +14,7 @@ does a process that trains a row which another one would have trained.
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -25,10 +26,11 @@ from trainer.algorithms.flex import Places, Stretch
 from trainer.targets import Captured, Row
 
 
-def draw(row: Row, most: int, seed: int) -> Tensor:
-    """At most `most` anchors of a row, ascending."""
+def draw(row: Row, most: int, seed: int, share: float = 1.0) -> Tensor:
+    """A share of the anchors of a row, one at least and at most `most`, ascending."""
     mask = row.mask.cpu()
     where = (mask[:-1] & mask[1:]).nonzero()[:, 0]
+    most = min(most, math.ceil(share * len(where)))
     if len(where) <= most:
         return where
     name = f"{seed} {row.epoch} {row.key}".encode()
@@ -94,10 +96,18 @@ class Layout:
 
 
 def lay_out(
-    captured: list[Captured], *, most: int, seed: int, slots: int, heads: int, soft: bool, device: torch.device
+    captured: list[Captured],
+    *,
+    most: int,
+    seed: int,
+    slots: int,
+    heads: int,
+    soft: bool,
+    device: torch.device,
+    share: float = 1.0,
 ) -> Layout | None:
     """None if no row has a token to learn."""
-    drawn = [(one, anchors) for one in captured if len(anchors := draw(one.row, most, seed))]
+    drawn = [(one, anchors) for one in captured if len(anchors := draw(one.row, most, seed, share))]
     if not drawn:
         return None
     anchors = [where for _, where in drawn]
