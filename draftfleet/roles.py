@@ -45,6 +45,7 @@ PARTS = {
     "dry run found": "producer.preview.dry_run:dry_run",
     "findings": "workers.doctor:findings",
     "prompts": "producer.preview:first_prompts",
+    "every checkpoint": "trainer.acceptance:measure_all",
     "pins": "producer.produce:pins",
 }
 """What a role has for another verb than its own: no verbs."""

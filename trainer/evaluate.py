@@ -31,7 +31,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from draftfleet import drafters, drawing, tokens
+from draftfleet import drawing, tokens
 from draftfleet.errors import DrafterError, TargetError, TrainingError
 from draftfleet.logs import event
 from draftfleet.names import is_again, split_of
@@ -40,8 +40,9 @@ from draftfleet.records import Prompt
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.storage import open_storage
-from trainer import algorithms, checkpoint, drafter
+from trainer import algorithms, drafter
 from trainer.algorithms import Algorithm
+from trainer.best import choose
 from trainer.devices import choose_device
 from trainer.measure import Track, count, measure
 from trainer.speculate import Limits
@@ -92,21 +93,14 @@ class Evaluation:
         return json.dumps(asdict(self), indent=2) + "\n"
 
 
-def evaluate(settings: Settings, *, progress: bool) -> Evaluation:
-    """Judge the newest checkpoint of `trainer.drafter`; write evaluation.json.
+def evaluate(settings: Settings, *, progress: bool, which: str = "") -> Evaluation:
+    """Judge a checkpoint of `trainer.drafter`, see `trainer.best.choose`; write evaluation.json.
 
     Raises DrafterError without a drafter, TargetError if it does not fit the target, TrainingError without prompts.
     """
     started = time.monotonic()
     run = Run.open(open_storage(settings.storage), settings.run)
-    home = run.drafter_dir(settings.trainer.drafter)
-    drafters.fetch(run, settings.trainer.drafter, "checkpoints")
-    found = checkpoint.latest(home)
-    if found is None:
-        raise DrafterError(
-            f"run {run.name} has no checkpoint of drafter {settings.trainer.drafter} in {home}: train it with "
-            f"`draftfleet train --run {run.name}`, or name another with trainer.drafter."
-        )
+    found = choose(run, settings.trainer.drafter, which)
     algorithm, target = load(found, settings)
     context_tokens = settings.target.context_tokens or int(target.config.max_position_embeddings)
     limits = Limits(settings.evaluation.max_tokens, context_tokens)

@@ -16,6 +16,7 @@ from draftfleet.runs import Run
 from draftfleet.settings import Trainer
 from trainer import vocabulary
 from trainer.algorithms import Loss
+from trainer.best import Acceptance
 from trainer.checkpoint import State
 from trainer.data import Feed
 from trainer.progress import Progress
@@ -125,6 +126,15 @@ class Meter:
             checkpoint_step=state.step,
             finished=state.step == self._knobs.max_steps,
         )
+        self._write(feed, waiting=False)
+
+    def measured(self, acceptance: Acceptance, feed: Feed) -> None:
+        """Say what was measured of the newest checkpoint. The time that it took is not of the steps."""
+        self._since += acceptance.seconds
+        self._progress = replace(
+            self._progress, acceptance_length=acceptance.acceptance_length, acceptance_step=acceptance.step
+        )
+        self._plot(acceptance.step, {"acceptance_length": acceptance.acceptance_length})
         self._write(feed, waiting=False)
 
     def waiting(self, feed: Feed) -> None:

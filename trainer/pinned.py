@@ -14,6 +14,7 @@ from draftfleet.settings import Section, Settings, Target, Trainer
 FREE = {
     "trainer.checkpoint_steps",
     "trainer.device",
+    "trainer.evaluate_steps",
     "trainer.keep_checkpoints",
     "trainer.log_steps",
     "trainer.poll_s",

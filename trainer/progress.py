@@ -19,7 +19,8 @@ class Progress:
     """`tokens` went through the drafter, prompts included, padding not; `trained_tokens` had a loss.
 
     Loss, accuracy (of each draft position) and tokens_per_s are of the latest `log_steps` steps, waiting left out.
-    `vocabulary_coverage` is that of a drafter's own vocabulary (trainer.vocabulary).
+    `vocabulary_coverage` is that of a drafter's own vocabulary (trainer.vocabulary), `acceptance_length` what was
+    measured last, at `acceptance_step` (trainer.acceptance).
     """
 
     step: int
@@ -36,11 +37,15 @@ class Progress:
     waiting: bool = False
     finished: bool = False
     vocabulary_coverage: float | None = None
+    acceptance_length: float | None = None
+    acceptance_step: int = 0
 
     def __str__(self) -> str:
         parts = [f"step {self.step:,}/{self.max_steps:,}"]
         if self.loss is not None:
             parts.append(f"loss {self.loss:.3g}")
+        if self.acceptance_length is not None:
+            parts.append(f"acceptance {self.acceptance_length:.2f} at step {self.acceptance_step:,}")
         if self.tokens_per_s:
             parts.append(f"{self.tokens_per_s / 1000:.1f}k tok/s")
         if self.waiting:

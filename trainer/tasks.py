@@ -21,7 +21,7 @@ from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.storage import Storage, open_storage
 from draftfleet.wire import TrainMessage
-from trainer.child import Claim, check_processes, supervise
+from trainer.child import Claim, check_measuring, check_processes, supervise
 from trainer.pinned import pin, with_pinned
 from trainer.scrape import TrainingCollector
 
@@ -37,6 +37,7 @@ def enqueue(settings: Settings) -> str:
     or QueueError.
     """
     check_processes(settings.trainer.processes, settings.trainer.accumulation)
+    check_measuring(settings.trainer)
     run = Run.open(open_storage(settings.storage), settings.run)
     client = connect(settings)
     drafter = settings.trainer.drafter

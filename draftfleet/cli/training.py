@@ -65,6 +65,14 @@ def evaluate(
     target: Target = None,
     k: Annotated[Int, typer.Option(metavar="N", help="Tokens drafted per step.")] = None,
     prompts: Annotated[Int, typer.Option(metavar="N", help="Held-out prompts.")] = None,
+    which: Annotated[
+        str,
+        typer.Option(
+            "--checkpoint",
+            metavar="NAME",
+            help="best, latest, a step, or all: measure each and name the best. Unset: the best if measured.",
+        ),
+    ] = "",
     progress: Progress = None,
     config: Config = None,
     run: Run = None,
@@ -73,7 +81,11 @@ def evaluate(
 ) -> None:
     """Measure a drafter on held-out prompts."""
     settings = read(ctx)
-    results.show(settings.run, "evaluated", role("evaluate")(settings, progress=shows_bars(progress)))
+    if which == "all":
+        results.show(settings.run, "measured", role("every checkpoint")(settings))
+    else:
+        said = role("evaluate")(settings, progress=shows_bars(progress), which=which)
+        results.show(settings.run, "evaluated", said)
 
 
 def export(
@@ -85,6 +97,12 @@ def export(
         list[str] | None,
         typer.Option("--format", metavar="NAME", help="vllm, sglang or speculators. Repeatable. Unset: all."),
     ] = None,
+    which: Annotated[
+        str,
+        typer.Option(
+            "--checkpoint", metavar="NAME", help="best, latest or a step. Unset: the best if measured, else the latest."
+        ),
+    ] = "",
     hub: Annotated[
         Text, typer.Option("--push-to-hub", metavar="ORG/NAME", help="Upload it, too. The token is HF_TOKEN.")
     ] = None,
@@ -112,5 +130,6 @@ def export(
         hub=None if hub is None else Place(repo=hub, private=private, revision=revision, kind="model"),
         overwrite=overwrite,
         license=licence,
+        which=which,
     )
     results.show(settings.run, "exported", said)

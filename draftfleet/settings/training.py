@@ -43,7 +43,17 @@ class Trainer(Section):
     device: str = Field(default="auto", description="Of this node: auto, cpu, cuda or cuda:N.")
     seed: int = Field(default=0, description="Of weights and data order.")
     checkpoint_steps: PositiveInt = Field(default=200, description="Optimizer steps between checkpoints.")
-    keep_checkpoints: PositiveInt = Field(default=2, description="How many of the latest checkpoints stay.")
+    keep_checkpoints: PositiveInt = Field(
+        default=2, description="How many of the latest checkpoints stay, besides the best that was measured."
+    )
+    evaluate_steps: NonNegativeInt = Field(
+        default=0,
+        description="Optimizer steps between measurements of acceptance on held-out prompts; each has a checkpoint. "
+        "0: none is measured, and the latest counts as the best.",
+    )
+    evaluate_prompts: PositiveInt = Field(
+        default=16, description="Held-out prompts of such a measurement, the same ones each time."
+    )
     log_steps: PositiveInt = Field(default=10, description="Optimizer steps between log lines.")
     processes: PositiveInt = Field(default=1, description="Processes of torchrun.")
     poll_s: PositiveFloat = Field(default=2, description="Seconds between looks for new shards.")
