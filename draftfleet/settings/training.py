@@ -95,7 +95,9 @@ class Eagle3(Section):
         default=False, description="Begin the residual with the normed state. SGLang does not serve it."
     )
     start_from: str = Field(
-        default="", description="Folder of a drafter to start from, of this trainer or of an engine. Empty: afresh."
+        default="",
+        description="Drafter to start from: run:RUN/DRAFTER, or a folder, of this trainer or of an engine. Empty: "
+        "afresh.",
     )
 
 
@@ -130,6 +132,11 @@ class DFlash(Section):
         default=None, description="decay: slots until a weight has fallen to 37 %. Unset: 4 for blocks of 8, 7 of 16."
     )
     alpha: float = Field(default=0.5, ge=0, le=1, description="dpace: a slot counts as right by this much at least.")
+    start_from: str = Field(
+        default="",
+        description="Drafter to start from: run:RUN/DRAFTER, or a folder, of this trainer or of an engine. Empty: "
+        "afresh.",
+    )
 
 
 class Evaluation(Section):
