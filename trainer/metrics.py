@@ -53,6 +53,7 @@ class Meter:
         self._window = Counter[str]()
         self._since = time.monotonic()
         self._waited_s = 0.0
+        before = Progress.read(run, knobs.drafter) or Progress(step=0, max_steps=knobs.max_steps)
         self._progress = Progress(
             step=state.step,
             max_steps=knobs.max_steps,
@@ -60,6 +61,8 @@ class Meter:
             tokens=state.tokens,
             trained_tokens=state.trained_tokens,
             vocabulary_coverage=vocabulary.coverage(run, knobs.drafter),
+            acceptance_length=before.acceptance_length,
+            acceptance_step=before.acceptance_step,
         )
         folder = run.drafter_dir(knobs.drafter) / "tensorboard"
         # What a run that was cut off logged after its latest checkpoint is replaced, not shown twice.

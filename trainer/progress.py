@@ -20,7 +20,7 @@ class Progress:
 
     Loss, accuracy (of each draft position) and tokens_per_s are of the latest `log_steps` steps, waiting left out.
     `vocabulary_coverage` is that of a drafter's own vocabulary (trainer.vocabulary), `acceptance_length` what was
-    measured last, at `acceptance_step` (trainer.acceptance).
+    measured last, at `acceptance_step` (trainer.acceptance); `error` says why the training ended early.
     """
 
     step: int
@@ -39,6 +39,7 @@ class Progress:
     vocabulary_coverage: float | None = None
     acceptance_length: float | None = None
     acceptance_step: int = 0
+    error: str | None = None
 
     def __str__(self) -> str:
         parts = [f"step {self.step:,}/{self.max_steps:,}"]
@@ -58,6 +59,12 @@ class Progress:
         held = cls.read(run, drafter) or cls(step=step, max_steps=step)
         if not held.finished:
             replace(held, step=step, checkpoint_step=step, waiting=False, finished=True).write(run, drafter)
+
+    @classmethod
+    def fail(cls, run: Run, drafter: str, max_steps: int, error: str) -> None:
+        """Say why the training ended early. The next one begins without it."""
+        held = cls.read(run, drafter) or cls(step=0, max_steps=max_steps)
+        replace(held, waiting=False, error=error).write(run, drafter)
 
     def write(self, run: Run, drafter: str) -> None:
         """Put it. A storage that refuses costs the reader this look, not the training."""
