@@ -98,7 +98,7 @@ def test_two_trainers_of_one_node_train_two_drafters_of_a_run_that_still_grows(
     assert len(owners) == 2
     assert None not in owners
     put_sums(run, "train-000001", slice(4, 8))
-    run.seal({})
+    run.seal({"prompts": 8})
     until(lambda: all(is_finished(name) for name in ("small", "block")), what="both trained", deadline_s=180)
 
     assert [told(name)[::2] for name in ("small", "block")] == [("finished", 8), ("finished", 8)]
