@@ -274,13 +274,18 @@ class Run:
             time.sleep(LOOK_S)
         return training.progress
 
-    def evaluate(self, *, drafter: str | None = None, progress: bool = False) -> Evaluation:
-        """Measure a drafter on held-out prompts."""
-        return role("evaluate")(self._load(_of_drafter(drafter)), progress=progress)
+    def evaluate(self, *, drafter: str | None = None, checkpoint: str = "", progress: bool = False) -> Evaluation:
+        """Measure a drafter on held-out prompts. `checkpoint`: best, latest or a step; unset, the best if measured."""
+        return role("evaluate")(self._load(_of_drafter(drafter)), progress=progress, which=checkpoint)
 
-    def export(self, *formats: str, drafter: str | None = None, hub: Place | None = None) -> dict[str, str]:
-        """Write the folders that engines serve, by format; all formats where none is named. `hub` has one uploaded."""
-        return role("export")(self._load(_of_drafter(drafter)), list(formats), hub=hub)
+    def export(
+        self, *formats: str, drafter: str | None = None, checkpoint: str = "", hub: Place | None = None
+    ) -> dict[str, str]:
+        """Write the folders that engines serve, by format; all formats where none is named. `hub` has one uploaded.
+
+        `checkpoint` as in `evaluate`.
+        """
+        return role("export")(self._load(_of_drafter(drafter)), list(formats), hub=hub, which=checkpoint)
 
     def bench(
         self,

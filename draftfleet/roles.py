@@ -50,6 +50,7 @@ PARTS = {
     "target look": "trainer.examine:look",
     "bench found": "workers.bench:found",
     "prompts": "producer.preview:first_prompts",
+    "every checkpoint": "trainer.acceptance:measure_all",
     "pins": "producer.produce:pins",
 }
 """What a role has for another verb than its own: no verbs."""

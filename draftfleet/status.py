@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from draftfleet import accounting, control, drawing, live
+from draftfleet import accounting, control, drawing, live, trainings
 from draftfleet.accounting import Accountant
 from draftfleet.drafters import names, read
 from draftfleet.errors import QueueError
@@ -32,6 +32,7 @@ NOT_BEGUN: dict[str, Any] = {
     "tokens_per_s": 0.0,
     "rows_admitted": 0,
     "finished": False,
+    "acceptance_length": None,
 }
 
 ENDED = {
@@ -71,6 +72,8 @@ def collect(settings: Settings, accountant: Accountant) -> dict[str, Any]:
         client = connect(settings)
         state["queue"] = {"waiting": queued(client, model_of(run)), "error": None}
         state["workers"] = [report.to_json() for report in live.read(client)]
+        for name, (standing, trainer) in trainings.standing(client, run, settings.claims, state["drafters"]).items():
+            state["drafters"][name] |= {"state": standing, "trainer": trainer}
     except (QueueError, redis.RedisError) as error:
         state["queue"] = {"waiting": None, "error": str(error)}
         state["workers"] = []
@@ -88,21 +91,22 @@ def _drawn(run: Run) -> list[dict[str, Any]]:
 
 
 def drafters(run: Run) -> dict[str, Any]:
-    """The live progress of each drafter of the run; step 0 for one that was asked for and has not begun."""
+    """The live progress of each drafter of the run; step 0 for one that was asked for and has not begun.
+
+    `best` is what best.json says, None before a checkpoint was measured; `state` what the progress alone tells.
+    """
     found: dict[str, Any] = {}
     for name in names(run):
         if (pinned := read(run, name, "drafter-settings.json")) is not None:
-            progress = read(run, name, "progress.json")
-            found[name] = progress or NOT_BEGUN | {"max_steps": pinned["trainer"]["max_steps"]}
+            progress = read(run, name, "progress.json") or {"max_steps": pinned["trainer"]["max_steps"]}
+            found[name] = NOT_BEGUN | progress
+            found[name] |= {
+                "algorithm": pinned["trainer"].get("algorithm", "eagle3"),  # an older version had no other
+                "best": read(run, name, "best.json"),
+                "state": trainings.by_progress(found[name]),
+                "trainer": None,
+            }
     return found
-
-
-def _training_state(progress: dict[str, Any]) -> str:
-    if progress["finished"]:
-        return "finished"
-    if not progress["step"]:
-        return "asked for"
-    return "waits for samples" if progress.get("waiting") else "training"
 
 
 def render(state: dict[str, Any]) -> RenderableType:
@@ -139,6 +143,7 @@ def warnings(state: dict[str, Any]) -> list[str]:
         found.append("the producer has not finished: totals are not final.")
     if not state["identity_holds"]:
         found.append("the rows do not add up to what was produced: please report this with the run's folder listing.")
+    found += _not_trained(state["drafters"])
     for worker in state["workers"]:
         if worker["reason"]:
             found.append(f"worker {worker['process']} is {worker['state']}: {worker['reason']}")
@@ -174,6 +179,27 @@ def _ended(counts: dict[str, int]) -> list[str]:
     return [f"conversations ended before their source: {ended}. Their finished turns are kept."] if ended else []
 
 
+def _not_trained(drafters: dict[str, Any]) -> list[str]:
+    found = [
+        f"drafter {name} failed at step {one['step']:,}: {_words(one.get('error'))} "
+        f"`draftfleet train --drafter {name}` goes on from its latest checkpoint."
+        for name, one in drafters.items()
+        if one["state"] == "failed"
+    ]
+    if queued := [name for name, one in drafters.items() if one["state"] == "queued"]:
+        found.append(
+            f"queued for training: {', '.join(queued)}. A trainer takes one at a time: start another `draftfleet "
+            "trainer`, on another node or with another trainer.device, if none is free."
+        )
+    return found
+
+
+def _words(error: str | None) -> str:
+    """The error that the training process gave, or all that is known."""
+    lines = (error or "its train.log says why.").splitlines()
+    return next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[0])
+
+
 def _repair(settings: Settings, run: Run) -> None:
     moved = move_aside(run)
     for batch in moved:
@@ -187,7 +213,7 @@ def _watch(settings: Settings, accountant: Accountant) -> int:
         while True:
             state = collect(settings, accountant)
             display.update(render(state), refresh=True)
-            trained = all(progress["finished"] for progress in state["drafters"].values())
+            trained = all(progress["state"] in ("finished", "failed") for progress in state["drafters"].values())
             is_over = state["expected"] is not None and not state["pending"]
             if trained and (is_over or state["control"]["state"] == "cancelled"):
                 return 0
@@ -245,16 +271,36 @@ def _share(value: float | None) -> str:
 
 def _drafters(drafters: dict[str, Any]) -> Table:
     table = Table(title="drafters", title_justify="left")
-    for name in ("drafter", "state", "step", "loss", "tokens", "tok/s", "rows"):
-        table.add_column(name, justify="left" if name in {"drafter", "state"} else "right")
+    is_measured = any(progress["acceptance_length"] is not None for progress in drafters.values())
+    texts = ("drafter", "algorithm", "state")
+    for name in (*texts, "step", "loss", *(["acceptance"] if is_measured else []), "tokens", "tok/s", "rows"):
+        table.add_column(name, justify="left" if name in texts else "right")
     for name, progress in drafters.items():
         table.add_row(
             name,
-            _training_state(progress),
+            progress["algorithm"],
+            _where(progress),
             f"{progress['step']}/{progress['max_steps']}",
             f"{progress['loss']:.3f}" if progress["loss"] is not None else "",
+            *([_accepted(progress)] if is_measured else []),
             f"{progress['tokens']:,}",
             f"{progress['tokens_per_s']:,.0f}",
             f"{progress['rows_admitted']:,}",
         )
     return table
+
+
+def _where(progress: dict[str, Any]) -> str:
+    """`training on gpu1`: owners of claims are `trainer-PID@HOST`."""
+    trainer = progress["trainer"]
+    return f"{progress['state']} on {trainer.rpartition('@')[2]}" if trainer else str(progress["state"])
+
+
+def _accepted(progress: dict[str, Any]) -> str:
+    """`2.31`, or `2.31, best 2.40 at 400` where the newest checkpoint is not the best."""
+    if progress["acceptance_length"] is None:
+        return ""
+    newest, best = f"{progress['acceptance_length']:.2f}", progress["best"]
+    if best is None or best["step"] == progress.get("acceptance_step"):
+        return newest
+    return f"{newest}, best {best['acceptance_length']:.2f} at {best['step']:,}"

@@ -3,6 +3,7 @@
 checkpoints/step-000200/drafter.json, drafter.safetensors    the drafter (trainer.drafter)
                         state.pt                             optimizer, step, random states, data position, tokens
                         journal.json                         the shards admitted, in order
+                        acceptance.json                      how it was measured, if it was (trainer.best)
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import pickle
 import random
 import shutil
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -85,13 +86,14 @@ def write(
     optimizer: dict[str, Any],
     journal: Journal,
     keep: int,
+    spare: Path | None = None,
     may_put: Callable[[], bool] = lambda: True,
 ) -> Path:
-    """Put the checkpoint of `state.step` into a drafter's folder, and delete all but the latest `keep`.
+    """Put the checkpoint of `state.step` into a drafter's folder, and delete all but the latest `keep` and `spare`.
 
     Raises RunBusy if `may_put` denies it, just before it is put in place; StorageUnwritable on a full folder.
     """
-    final = folder / "checkpoints" / _name(state.step)
+    final = of_step(folder, state.step)
     staged = final.with_name(f".{final.name}.{os.getpid()}")
     try:
         shutil.rmtree(staged, ignore_errors=True)
@@ -123,18 +125,28 @@ def write(
         ) from error
     finally:
         shutil.rmtree(staged, ignore_errors=True)
-    _prune(folder, keep)
+    prune(folder, keep, spare)
     return final
 
 
 def latest(folder: Path) -> Path | None:
     """The newest whole checkpoint of a drafter's folder. Torn ones are left out, with a warning."""
-    for path in _all(folder):
+    return next(whole(folder), None)
+
+
+def whole(folder: Path) -> Iterator[Path]:
+    """The whole checkpoints of a drafter's folder, the newest first. Torn ones are left out, with a warning."""
+    found = (path for path in (folder / "checkpoints").glob("step-*") if path.name.removeprefix("step-").isdigit())
+    for path in sorted(found, key=step_of, reverse=True):
         fault = _fault(path)
         if fault is None:
-            return path
-        log.warning(event("checkpoint left out", checkpoint=path, fault=fault))
-    return None
+            yield path
+        else:
+            log.warning(event("checkpoint left out", checkpoint=path, fault=fault))
+
+
+def of_step(folder: Path, step: int) -> Path:
+    return folder / "checkpoints" / f"step-{step:06d}"
 
 
 def step_of(path: Path) -> int:
@@ -158,16 +170,6 @@ def read(path: Path) -> Checkpoint:
         ) from None
 
 
-def _name(step: int) -> str:
-    return f"step-{step:06d}"
-
-
-def _all(folder: Path) -> list[Path]:
-    """The newest first."""
-    found = (path for path in (folder / "checkpoints").glob("step-*") if path.name.removeprefix("step-").isdigit())
-    return sorted(found, key=step_of, reverse=True)
-
-
 def _fault(path: Path) -> str | None:
     """What is wrong with a checkpoint, without reading its tensors."""
     try:
@@ -180,10 +182,11 @@ def _fault(path: Path) -> str | None:
     return None if zipfile.is_zipfile(path / STATE) else f"{path / STATE} is missing or torn"
 
 
-def _prune(folder: Path, keep: int) -> None:
-    whole = (path for path in _all(folder) if _fault(path) is None)
-    for path in list(whole)[keep:]:
-        shutil.rmtree(path)
+def prune(folder: Path, keep: int, spare: Path | None = None) -> None:
+    """Delete all whole checkpoints but the latest `keep` and `spare`."""
+    for path in list(whole(folder))[keep:]:
+        if path != spare:
+            shutil.rmtree(path)
     for path in (folder / "checkpoints").glob(".step-*"):  # what a writer that was killed left behind
         shutil.rmtree(path, ignore_errors=True)
 

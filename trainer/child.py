@@ -20,7 +20,7 @@ from draftfleet.claims import Claims, Holding
 from draftfleet.errors import SettingsError, TrainingError
 from draftfleet.logs import event
 from draftfleet.runs import Run
-from draftfleet.settings import Settings, environment
+from draftfleet.settings import Settings, Trainer, environment
 from trainer.progress import Progress
 
 log = logging.getLogger(__name__)
@@ -72,6 +72,16 @@ def check_processes(processes: int, accumulation: int) -> None:
             f"trainer.processes = {processes} is more than trainer.accumulation = {accumulation}: the batches of a "
             "step are dealt out to the processes, so that their number changes the speed and not the result. "
             f"Set trainer.accumulation to {processes} or a multiple of it."
+        )
+
+
+def check_measuring(knobs: Trainer) -> None:
+    """Raises SettingsError if acceptance is to be measured with a target that is not in the training process."""
+    if knobs.evaluate_steps and knobs.target != "hf":
+        raise SettingsError(
+            f"trainer.evaluate_steps = {knobs.evaluate_steps}: acceptance is measured with the target in the training "
+            f"process, and trainer.target = {knobs.target} has it elsewhere. Set it to 0 and measure later with "
+            "`draftfleet evaluate --checkpoint all`, or set trainer.target = hf."
         )
 
 

@@ -78,6 +78,11 @@ class DrafterConfig:
 
     extra: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def num_draft_tokens(self) -> int:
+        """Tokens of a draft as it was trained."""
+        return self.block_size - 1 if self.block_size else self.ttt_steps
+
 
 def save(folder: Path, config: DrafterConfig, tensors: dict[str, Tensor]) -> None:
     """Write a drafter folder. Not atomic: the caller puts the folder in place."""

@@ -35,8 +35,9 @@ from draftfleet.logs import event
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.storage import open_storage
-from trainer import algorithms, checkpoint, drafter
+from trainer import algorithms, drafter
 from trainer.algorithms import Algorithm
+from trainer.best import choose
 from trainer.devices import choose_device
 from trainer.evaluation.asking import Asked, asked
 from trainer.evaluation.counts import (
@@ -66,22 +67,15 @@ LOG_EVERY_S = 10
 T = TypeVar("T")
 
 
-def evaluate(settings: Settings, *, progress: bool) -> Evaluation:
-    """Judge the newest checkpoint of `trainer.drafter`; write evaluation.json.
+def evaluate(settings: Settings, *, progress: bool, which: str = "") -> Evaluation:
+    """Judge a checkpoint of `trainer.drafter`, see `trainer.best.choose`; write evaluation.json.
 
     Raises DrafterError without a drafter, TargetError if it does not fit the target, TrainingError without prompts.
     """
     started = time.monotonic()
     knobs = settings.evaluation
     run = Run.open(open_storage(settings.storage), settings.run)
-    home = run.drafter_dir(settings.trainer.drafter)
-    drafters.fetch(run, settings.trainer.drafter, "checkpoints")
-    found = checkpoint.latest(home)
-    if found is None:
-        raise DrafterError(
-            f"run {run.name} has no checkpoint of drafter {settings.trainer.drafter} in {home}: train it with "
-            f"`draftfleet train --run {run.name}`, or name another with trainer.drafter."
-        )
+    found = choose(run, settings.trainer.drafter, which)
     algorithm, target = load(found, settings)
     context_tokens = settings.target.context_tokens or int(target.config.max_position_embeddings)
     limits = Limits(knobs.max_tokens, context_tokens)

@@ -17,6 +17,7 @@ from draftfleet.runs import Run
 from draftfleet.settings import Trainer
 from trainer import vocabulary
 from trainer.algorithms import Loss
+from trainer.best import Acceptance
 from trainer.checkpoint import State
 from trainer.data import Feed
 from trainer.progress import Progress
@@ -54,6 +55,7 @@ class Meter:
         self._window = Counter[str]()
         self._since = time.monotonic()
         self._waited_s = 0.0
+        before = Progress.read(run, knobs.drafter) or Progress(step=0, max_steps=knobs.max_steps)
         self._progress = Progress(
             step=state.step,
             max_steps=knobs.max_steps,
@@ -61,6 +63,8 @@ class Meter:
             tokens=state.tokens,
             trained_tokens=state.trained_tokens,
             vocabulary_coverage=vocabulary.coverage(run, knobs.drafter),
+            acceptance_length=before.acceptance_length,
+            acceptance_step=before.acceptance_step,
         )
         folder = run.drafter_dir(knobs.drafter) / "tensorboard"
         # What a run that was cut off logged after its latest checkpoint is replaced, not shown twice.
@@ -127,6 +131,15 @@ class Meter:
             checkpoint_step=state.step,
             finished=state.step == self._knobs.max_steps,
         )
+        self._write(feed, waiting=False)
+
+    def measured(self, acceptance: Acceptance, feed: Feed) -> None:
+        """Say what was measured of the newest checkpoint. The time that it took is not of the steps."""
+        self._since += acceptance.seconds
+        self._progress = replace(
+            self._progress, acceptance_length=acceptance.acceptance_length, acceptance_step=acceptance.step
+        )
+        self._plot(acceptance.step, {"acceptance_length": acceptance.acceptance_length})
         self._write(feed, waiting=False)
 
     def waiting(self, feed: Feed) -> None:

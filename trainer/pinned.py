@@ -18,6 +18,7 @@ FREE = {
     "trainer.compile",
     "trainer.device",
     "trainer.device_map",
+    "trainer.evaluate_steps",
     "trainer.keep_checkpoints",
     "trainer.log_steps",
     "trainer.poll_s",

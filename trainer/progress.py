@@ -19,7 +19,8 @@ class Progress:
     """`tokens` went through the drafter, prompts included, padding not; `trained_tokens` had a loss.
 
     Loss, accuracy (of each draft position) and tokens_per_s are of the latest `log_steps` steps, waiting left out.
-    `vocabulary_coverage` is that of a drafter's own vocabulary (trainer.vocabulary).
+    `vocabulary_coverage` is that of a drafter's own vocabulary (trainer.vocabulary), `acceptance_length` what was
+    measured last, at `acceptance_step` (trainer.acceptance); `error` says why the training ended early.
     """
 
     step: int
@@ -36,11 +37,16 @@ class Progress:
     waiting: bool = False
     finished: bool = False
     vocabulary_coverage: float | None = None
+    acceptance_length: float | None = None
+    acceptance_step: int = 0
+    error: str | None = None
 
     def __str__(self) -> str:
         parts = [f"step {self.step:,}/{self.max_steps:,}"]
         if self.loss is not None:
             parts.append(f"loss {self.loss:.3g}")
+        if self.acceptance_length is not None:
+            parts.append(f"acceptance {self.acceptance_length:.2f} at step {self.acceptance_step:,}")
         if self.tokens_per_s:
             parts.append(f"{self.tokens_per_s / 1000:.1f}k tok/s")
         if self.waiting:
@@ -53,6 +59,12 @@ class Progress:
         held = cls.read(run, drafter) or cls(step=step, max_steps=step)
         if not held.finished:
             replace(held, step=step, checkpoint_step=step, waiting=False, finished=True).write(run, drafter)
+
+    @classmethod
+    def fail(cls, run: Run, drafter: str, max_steps: int, error: str) -> None:
+        """Say why the training ended early. The next one begins without it."""
+        held = cls.read(run, drafter) or cls(step=0, max_steps=max_steps)
+        replace(held, waiting=False, error=error).write(run, drafter)
 
     def write(self, run: Run, drafter: str) -> None:
         """Put it. A storage that refuses costs the reader this look, not the training."""

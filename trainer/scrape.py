@@ -29,10 +29,11 @@ FIELDS = {
     "corrupt_shards": "Shards that could not be read.",
     "waiting": "1 while it waits for samples.",
     "finished": "1 once the last step is done.",
+    "acceptance_length": "Tokens kept per pass of the target, measured last while it trained.",
 }
 """Fields of progress.json and what they mean."""
 
-NAMES = {"tokens_per_s": "tokens_per_second"}
+NAMES = {"tokens_per_s": "tokens_per_second", "acceptance_length": "acceptance_length_tokens"}
 """Where the metric has another name than the field."""
 
 

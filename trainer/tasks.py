@@ -13,7 +13,7 @@ from celery import Celery, Task
 from kombu.exceptions import OperationalError
 
 from draftfleet.claims import Claims, Held, Taken
-from draftfleet.errors import CorruptFile, QueueError, RunMissing
+from draftfleet.errors import CorruptFile, QueueError, RunMissing, TrainingError
 from draftfleet.logs import event
 from draftfleet.queue import TRAIN, connect, make_app, note_ended, publish_training
 from draftfleet.reconcile import TRAIN_CLAIM
@@ -21,8 +21,9 @@ from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.storage import Storage, open_storage
 from draftfleet.wire import TrainMessage
-from trainer.child import Claim, check_processes, supervise
+from trainer.child import Claim, check_measuring, check_processes, supervise
 from trainer.pinned import pin, with_pinned
+from trainer.progress import Progress
 from trainer.scrape import TrainingCollector
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ def enqueue(settings: Settings) -> str:
     or QueueError.
     """
     check_processes(settings.trainer.processes, settings.trainer.accumulation)
+    check_measuring(settings.trainer)
     run = Run.open(open_storage(settings.storage), settings.run)
     client = connect(settings)
     drafter = settings.trainer.drafter
@@ -103,6 +105,10 @@ def train_drafter(node: Node, body: object, report: Callable[[str], object]) -> 
     claim = Claim(claims, name, taken.token, node.settings.claims.renew_s)
     try:
         return supervise(run, settings, claim, stop=node.stop, report=report)
+    except TrainingError as error:
+        if not claim.is_lost:
+            Progress.fail(run, message.drafter, settings.trainer.max_steps, str(error))
+        raise
     finally:
         _give_back(node, run, claim, message.drafter)
 

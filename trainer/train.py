@@ -38,7 +38,8 @@ from draftfleet.records import Sample
 from draftfleet.runs import Run
 from draftfleet.settings import Settings, Trainer, load
 from draftfleet.storage import open_storage
-from trainer import algorithms, checkpoint, drafter, metrics, optimizers, targets
+from trainer import algorithms, best, checkpoint, drafter, metrics, optimizers, targets
+from trainer.acceptance import Judge
 from trainer.algorithms import Algorithm
 from trainer.checkpoint import State
 from trainer.child import CLAIM_TOKEN, check_processes
@@ -79,9 +80,14 @@ def train(settings: Settings, stop: threading.Event) -> bool:
     target = targets.load(settings, algorithms.layers_seen(settings), device)
     held = drafter.load_config(path) if path is not None else None
     algorithm = algorithms.begin(run, settings, target, team, stop, held=held)
-    finished = algorithm is not None and fit(
+    if algorithm is None:
+        team.leave()
+        return False
+    may_put = claim_check(settings, run)
+    finished = fit(
         run, knobs, target, algorithm, team,
-        stop=stop, may_put=claim_check(settings, run), inspect=Spelling(settings.target.path).check,
+        stop=stop, may_put=may_put, inspect=Spelling(settings.target.path).check,
+        judge=Judge(run, settings, algorithm, target, team, stop=stop, may_put=may_put),
     )  # fmt: skip
     team.leave()
     return finished
@@ -97,10 +103,12 @@ def fit(
     stop: threading.Event,
     may_put: Callable[[], bool] = lambda: True,
     inspect: Callable[[list[Sample]], None] = lambda _: None,
+    judge: Judge | None = None,
 ) -> bool:
     """Train `algorithm` for `max_steps` steps, from the latest checkpoint if there is one. False if stopped before.
 
-    `may_put` is asked before each checkpoint; `inspect` is shown the samples of each new shard and may raise.
+    `may_put` is asked before each checkpoint; `inspect` is shown the samples of each new shard and may raise; `judge`
+    measures at the steps that it says.
     """
     folder = run.drafter_dir(knobs.drafter)
     weights = [weight for weight in algorithm.drafter.parameters() if weight.requires_grad]
@@ -129,6 +137,7 @@ def fit(
                     optimizer=optimizer.state_dict(),
                     journal=feed.journal,
                     keep=knobs.keep_checkpoints,
+                    spare=best.spared(folder),
                     may_put=may_put,
                 )
                 drafters.share(run, knobs.drafter, "checkpoints")
@@ -175,9 +184,12 @@ def fit(
             meter.add(sums)
             if state.step % knobs.log_steps == 0 or state.step == knobs.max_steps:
                 meter.report(state, feed, rate=rate, norm=float(norm))
-            if state.step % knobs.checkpoint_steps == 0:
+            is_judged = judge is not None and judge.is_due(state.step)
+            if is_judged or state.step % knobs.checkpoint_steps == 0:
                 save()
                 saved_step = state.step
+            if judge is not None and is_judged and (acceptance := judge.measure(state.step)) is not None:
+                meter.measured(acceptance, feed)
         if state.step > saved_step:
             save()
         return state.step == knobs.max_steps

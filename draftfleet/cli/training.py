@@ -87,6 +87,14 @@ def evaluate(
         Float, typer.Option("--temperature", metavar="X", help="0: greedy. Above: answers are sampled.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs: one JSON line, no table.")] = False,
+    which: Annotated[
+        str,
+        typer.Option(
+            "--checkpoint",
+            metavar="NAME",
+            help="best, latest, a step, or all: measure each and name the best. Unset: the best if measured.",
+        ),
+    ] = "",
     progress: Progress = None,
     config: Config = None,
     run: Run = None,
@@ -98,7 +106,10 @@ def evaluate(
     The table goes to standard error, the same as one JSON line to standard output unless that is a terminal.
     """
     settings = read(ctx)
-    evaluation = role("evaluate")(settings, progress=shows_bars(progress))
+    if which == "all":
+        results.show(settings.run, "measured", role("every checkpoint")(settings))
+        return
+    evaluation = role("evaluate")(settings, progress=shows_bars(progress), which=which)
     from draftfleet import acceptance  # noqa: PLC0415  brings rich
 
     acceptance.show(evaluation, as_json=as_json)
@@ -113,6 +124,12 @@ def export(
         list[str] | None,
         typer.Option("--format", metavar="NAME", help="vllm, sglang or speculators. Repeatable. Unset: all."),
     ] = None,
+    which: Annotated[
+        str,
+        typer.Option(
+            "--checkpoint", metavar="NAME", help="best, latest or a step. Unset: the best if measured, else the latest."
+        ),
+    ] = "",
     hub: Annotated[
         Text, typer.Option("--push-to-hub", metavar="ORG/NAME", help="Upload it, too. The token is HF_TOKEN.")
     ] = None,
@@ -140,5 +157,6 @@ def export(
         hub=None if hub is None else Place(repo=hub, private=private, revision=revision, kind="model"),
         overwrite=overwrite,
         license=licence,
+        which=which,
     )
     results.show(settings.run, "exported", said)

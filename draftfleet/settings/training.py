@@ -66,7 +66,17 @@ class Trainer(Section):
     )
     seed: int = Field(default=0, description="Of weights and data order.")
     checkpoint_steps: PositiveInt = Field(default=200, description="Optimizer steps between checkpoints.")
-    keep_checkpoints: PositiveInt = Field(default=2, description="How many of the latest checkpoints stay.")
+    keep_checkpoints: PositiveInt = Field(
+        default=2, description="How many of the latest checkpoints stay, besides the best that was measured."
+    )
+    evaluate_steps: NonNegativeInt = Field(
+        default=0,
+        description="Optimizer steps between measurements of acceptance on held-out prompts; each has a checkpoint. "
+        "0: none is measured, and the latest counts as the best.",
+    )
+    evaluate_prompts: PositiveInt = Field(
+        default=16, description="Held-out prompts of such a measurement, the same ones each time."
+    )
     log_steps: PositiveInt = Field(default=10, description="Optimizer steps between log lines.")
     processes: PositiveInt = Field(default=1, description="Processes of torchrun.")
     poll_s: PositiveFloat = Field(default=2, description="Seconds between looks for new shards.")
@@ -108,7 +118,9 @@ class Eagle3(Section):
         default=False, description="Begin the residual with the normed state. SGLang does not serve it."
     )
     start_from: str = Field(
-        default="", description="Folder of a drafter to start from, of this trainer or of an engine. Empty: afresh."
+        default="",
+        description="Drafter to start from: run:RUN/DRAFTER, or a folder, of this trainer or of an engine. Empty: "
+        "afresh.",
     )
 
 
@@ -146,6 +158,11 @@ class DFlash(Section):
         default=None, description="decay: slots until a weight has fallen to 37 %. Unset: 4 for blocks of 8, 7 of 16."
     )
     alpha: float = Field(default=0.5, ge=0, le=1, description="dpace: a slot counts as right by this much at least.")
+    start_from: str = Field(
+        default="",
+        description="Drafter to start from: run:RUN/DRAFTER, or a folder, of this trainer or of an engine. Empty: "
+        "afresh.",
+    )
 
 
 class Evaluation(Section):

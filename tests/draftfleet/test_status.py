@@ -8,15 +8,18 @@ from typing import Any
 
 import pytest
 import redis
+from rich.console import Console
 
+from draftfleet.accounting import Accountant
+from draftfleet.claims import Claims
 from draftfleet.embedded import Embedded
 from draftfleet.names import batch_id
-from draftfleet.queue import connect, keys, make_app, publish, retry_queue
+from draftfleet.queue import connect, keys, make_app, note_ended, publish, publish_training, retry_queue
 from draftfleet.reconcile import Reconciler
 from draftfleet.records import Prompt, Sample
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
-from draftfleet.status import drafters, show
+from draftfleet.status import collect, drafters, render, show
 
 MODEL = "tiny"
 DONE, WAITING = batch_id("train", 0), batch_id("train", 1)
@@ -128,3 +131,55 @@ def test_a_training_that_was_asked_for_and_has_not_begun_is_shown(run: Run) -> N
     [(name, progress)] = drafters(run).items()
 
     assert (name, progress["step"], progress["max_steps"], progress["finished"]) == ("eagle3", 0, 60, False)
+
+
+@pytest.fixture
+def asked_for(run: Run) -> Callable[..., None]:
+    """A drafter that was asked for, with what its progress.json says."""
+
+    def put(name: str, algorithm: str, **progress: Any) -> None:
+        folder = run.drafter_dir(name)
+        folder.mkdir(parents=True)
+        pinned = {"trainer": {"max_steps": 60, "algorithm": algorithm}, "target": {}}
+        (folder / "drafter-settings.json").write_text(json.dumps(pinned))
+        if progress:
+            known = {"max_steps": 60, "tokens": 9, "tokens_per_s": 1.0, "rows_admitted": 3, "finished": False}
+            (folder / "progress.json").write_text(json.dumps({"loss": 2.5, **known, **progress}))
+
+    return put
+
+
+def test_each_drafter_is_shown_with_its_state_its_trainer_and_its_acceptance(
+    run: Run, settings: Settings, client: redis.Redis, asked_for: Callable[..., None]
+) -> None:
+    asked_for("a-queued", "eagle3")
+    asked_for("b-begun", "dflash")
+    asked_for("c-training", "eagle3", step=20, acceptance_length=2.31, acceptance_step=20)
+    asked_for("d-finished", "dflash", step=60, finished=True)
+    asked_for("e-failed", "eagle3", step=7, error="training ended with exit code 3:\nerror: it is too warm.\nAll of it")
+    best = {"checkpoint": "step-000010", "step": 10, "acceptance_length": 2.4}
+    (run.drafter_dir("c-training") / "best.json").write_text(json.dumps(best))
+    app = make_app(settings)
+    for name in ("a-queued", "b-begun", "c-training"):
+        publish_training(app, client, run, name)
+    for name, owner in (("b-begun", "trainer-1@gpu1"), ("c-training", "trainer-2@gpu1")):
+        Claims(client, run.run_id, settings.claims, owner).take(f"train:{name}")
+    note_ended(client, run.run_id, "e-failed")
+
+    state = collect(settings, Accountant(run))
+
+    told = {name: (one["algorithm"], one["state"], one["trainer"]) for name, one in state["drafters"].items()}
+    assert told == {
+        "a-queued": ("eagle3", "queued", None),
+        "b-begun": ("dflash", "begins", "trainer-1@gpu1"),
+        "c-training": ("eagle3", "training", "trainer-2@gpu1"),
+        "d-finished": ("dflash", "finished", None),
+        "e-failed": ("eagle3", "failed", None),
+    }
+    console = Console(record=True, width=160)
+    console.print(render(state))
+    shown = console.export_text()
+    assert "training on gpu1" in shown
+    assert "2.31, best 2.40 at 10" in shown
+    assert "drafter e-failed failed at step 7: it is too warm. `draftfleet train --drafter e-failed` goes on" in shown
+    assert "queued for training: a-queued. A trainer takes one at a time" in " ".join(shown.split())

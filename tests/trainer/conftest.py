@@ -13,13 +13,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from draftfleet import tokens
 from draftfleet.names import split_of
 from draftfleet.records import Prompt, Sample
 from draftfleet.runs import Run
-from draftfleet.settings import Trainer
+from draftfleet.settings import Trainer, load
 from draftfleet.storage import FileStorage
+from trainer import targets
 from trainer.algorithms import Loss
 from trainer.drafter import DrafterConfig
+from trainer.speculate import Limits, decode_batch
 from trainer.targets import Captured, Row
 
 VOCAB = 32
@@ -147,3 +150,40 @@ def toy_algorithm() -> Callable[..., ToyAlgorithm]:
         return ToyAlgorithm(dropout)
 
     return make
+
+
+Answered = list[tuple[list[dict[str, str]], list[int], list[int]]]
+
+
+@pytest.fixture(scope="session")
+def answered_sums() -> Answered:
+    """Twelve questions, each with its prompt ids and the tiny target's answer."""
+    tiny = str(Path(__file__).parents[2] / "examples" / "tiny-target")
+    target: Any = targets.load(load(flags={"target.path": tiny}), [1], torch.device("cpu"))
+    tokenizer = tokens.load(tiny)
+    asked = [[{"role": "user", "content": f"What is {a} + 4?"}] for a in range(2, 14)]
+    prompts = [tokenizer.prompt_ids(messages, None, True, None) for messages in asked]
+    return list(zip(asked, prompts, decode_batch(target, prompts, Limits(24, 1024)), strict=True))
+
+
+@pytest.fixture
+def put_sums(answered_sums: Answered) -> Callable[[Run, str, slice], None]:
+    """Put some of them into a run as a batch with its shard."""
+
+    def put(run: Run, batch: str, part: slice) -> None:
+        keys = {f"{batch}-{number}": one for number, one in enumerate(answered_sums[part])}
+        split = split_of(batch)
+        run.write_prompts(batch, [Prompt(key, split, messages) for key, (messages, _, _) in keys.items()])
+        run.commit(
+            batch,
+            [
+                Sample(
+                    run_id=run.run_id, run=run.name, batch=batch, row_key=key, prompt_id=key, split=split,
+                    messages=messages, outcome="ok", prompt_token_ids=prompt, token_ids=answer, ids_source="engine",
+                    completion_tokens=len(answer),
+                )
+                for key, (messages, prompt, answer) in keys.items()
+            ],
+        )  # fmt: skip
+
+    return put

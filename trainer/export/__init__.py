@@ -29,7 +29,7 @@ from draftfleet.logs import event
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.storage import open_storage
-from trainer import checkpoint
+from trainer import best, checkpoint
 from trainer import drafter as drafters
 from trainer.drafter import DrafterConfig
 from trainer.export import card
@@ -52,6 +52,8 @@ class _Source:
     run: Run
     name: str
     step: int
+    newest_step: int
+    """Of the drafter's checkpoints here."""
     config: DrafterConfig
     tensors: dict[str, Tensor]
     dtype: str
@@ -61,16 +63,17 @@ class _Source:
     license: str | None
 
 
-def export(settings: Settings, formats: list[str], *, license: str | None = None) -> dict[str, Path]:
-    """Export the newest checkpoint of `trainer.drafter` of the run; where no format is named, to all that can hold it.
+def export(settings: Settings, formats: list[str], *, license: str | None = None, which: str = "") -> dict[str, Path]:
+    """Export a checkpoint of `trainer.drafter`, see `trainer.best.choose`; where no format is named, to all that can
+    hold it.
 
-    Each folder is written aside, read again and checked, and then put in place; an older export is replaced, a newer
-    one never. `license` is for the model card; unset, the target's. Raises DrafterError, RunMissing, SettingsError or
-    TargetError.
+    Each folder is written aside, read again and checked, and then put in place of an earlier export; one that is newer
+    than every checkpoint here is never replaced. `license` is for the model card; unset, the target's. Raises
+    DrafterError, RunMissing, SettingsError or TargetError.
     """
     for name in formats:
         format_named(name)
-    source = _source(settings, license)
+    source = _source(settings, license, which)
     able = {name: refusals(source.config, name, source.target) for name in formats or FORMATS}
     refused = {name: reasons for name, reasons in able.items() if reasons}
     if refused and (formats or len(refused) == len(able)):
@@ -89,21 +92,18 @@ def serve_command(format_name: str, folder: Path, target: str, k: int) -> str:
     return shlex.join(_serve_command(format_name, folder, target, k))
 
 
-def _source(settings: Settings, license: str | None) -> _Source:
+def _source(settings: Settings, license: str | None, which: str) -> _Source:
     run = Run.open(open_storage(settings.storage), settings.run)
     name = settings.trainer.drafter
-    folder = run.drafter_dir(name)
-    for part in ("checkpoints", "export"):
-        fetch(run, name, part)
-    newest = checkpoint.latest(folder)
-    if newest is None:
-        raise DrafterError(f"{folder} has no whole checkpoint: train first with `draftfleet train --run {run.name}`.")
-    config, tensors = drafters.load(newest)
+    chosen = best.choose(run, name, which)
+    newest = checkpoint.latest(run.drafter_dir(name)) or chosen
+    fetch(run, name, "export")
+    config, tensors = drafters.load(chosen)
     path = settings.target.path or config.target
     dtype, architectures = _of_target(settings, path)
     target = Verifier(settings.export.target_name or _absolute(path), architectures)
-    step = checkpoint.step_of(newest)
-    return _Source(run, name, step, config, tensors, dtype, target, path, license or licence(path))
+    step, newest_step = checkpoint.step_of(chosen), checkpoint.step_of(newest)
+    return _Source(run, name, step, newest_step, config, tensors, dtype, target, path, license or licence(path))
 
 
 def _of_target(settings: Settings, path: str) -> tuple[str, list[str]]:
@@ -130,9 +130,9 @@ def _absolute(path: str) -> str:
 
 def _export_one(source: _Source, format_name: str, folder: Path) -> Path:
     replaced = _step_of(folder)
-    if replaced is not None and replaced > source.step:
+    if replaced is not None and replaced > source.newest_step:
         raise DrafterError(
-            f"{folder} holds step {replaced}, newer than the newest checkpoint, step {source.step}: "
+            f"{folder} holds step {replaced}, newer than the newest checkpoint, step {source.newest_step}: "
             "delete it if the older drafter is meant to replace it."
         )
     staged = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
@@ -187,8 +187,9 @@ def _write(folder: Path, source: _Source, format_name: str) -> None:
 
 def _card(source: _Source, format_name: str) -> str:
     config = source.config
-    k = config.block_size - 1 if config.block_size else config.ttt_steps
-    command = format_named(format_name).serve_command(Path("FOLDER"), config, card.shown(source.target.name), k)
+    command = format_named(format_name).serve_command(
+        Path("FOLDER"), config, card.shown(source.target.name), config.num_draft_tokens
+    )
     return card.text(
         card.Facts(
             run=source.run,

@@ -17,11 +17,12 @@ def publish(
     hub: Place | None = None,
     overwrite: bool = False,
     license: str | None = None,
+    which: str = "",
 ) -> dict[str, str]:
     """Export, and upload the one format that is named. Returns the folders by format, and the upload's address.
 
-    Whether the hub can take it is asked before anything is written. Raises what `export` does, and
-    HubError; SettingsError for a target that only this machine has.
+    `which` checkpoint: see `trainer.best.choose`. Whether the hub can take it is asked before anything is written.
+    Raises what `export` does, and HubError; SettingsError for a target that only this machine has.
     """
     pushing = None
     if hub is not None:
@@ -36,7 +37,7 @@ def publish(
             )
         pushing = Hub(hub)
         pushing.check(overwrite=overwrite)
-    folders = export(settings, formats, license=license)
+    folders = export(settings, formats, license=license, which=which)
     said = {name: str(folder) for name, folder in folders.items()}
     if pushing is not None:
         folder = folders[formats[0]]

@@ -7,7 +7,7 @@ the anchor is not seen: in serving the target has yet to process that token. Doc
     anchors.py     where blocks begin; the layout of a batch
     model.py       the network                              attention.py   its attention, without a mask of T x T
     loss.py        weighted cross-entropy, slice by slice   proposer.py    drafting
-    mask_token.py  which token stands in a masked slot
+    mask_token.py  which token stands in a masked slot      starting.py    from another drafter's weights
 
 What was built on DFlash since shares anchors, layout and attention, and would stand here:
 
@@ -21,20 +21,26 @@ What was built on DFlash since shares anchors, layout and attention, and would s
 
 from __future__ import annotations
 
+from threading import Event
+
 import torch
 from torch import nn
 
 from draftfleet.errors import SettingsError
+from draftfleet.runs import Run
 from draftfleet.settings import DFlash as Knobs
 from draftfleet.settings import Settings
-from trainer.algorithms.dflash import mask_token
+from trainer.algorithms.dflash import mask_token, starting
 from trainer.algorithms.dflash.algorithm import DFlash
 from trainer.algorithms.dflash.loss import gamma_for
 from trainer.algorithms.shape import of_target
+from trainer.algorithms.starting import Source, load
 from trainer.drafter import DrafterConfig
 from trainer.targets import Target
+from trainer.team import Team
 
 NUM_LAYERS_SEEN = 5
+START_FROM = "dflash.start_from"
 
 
 def default_layers(num_layers: int) -> list[int]:
@@ -44,16 +50,21 @@ def default_layers(num_layers: int) -> list[int]:
     return sorted({round(first + (last - first) * step / steps) for step in range(NUM_LAYERS_SEEN)})
 
 
-def configure(settings: Settings, target: Target) -> DrafterConfig:
-    """A drafter as wide as the target, with its heads, its feed-forward size, its positions and its vocabulary."""
+def configure(settings: Settings, target: Target, start: DrafterConfig | None = None) -> DrafterConfig:
+    """A drafter as wide as the target, with its heads, its feed-forward size, its positions and its vocabulary; or of
+    the shape of `start`, which must be of this target and of these settings.
+
+    Raises SettingsError or TargetError.
+    """
     knobs = settings.dflash
-    return DrafterConfig(
+    mask = start.mask_token_id if start is not None and knobs.mask_token_id is None else knobs.mask_token_id
+    own = DrafterConfig(
         algorithm="dflash",
         **of_target(settings, target),
         style="qwen3",
         num_layers=knobs.num_layers,
         block_size=knobs.block_size,
-        mask_token_id=mask_token.choose(knobs.mask_token_id, settings.target.path, target.embedding),
+        mask_token_id=mask_token.choose(mask, settings.target.path, target.embedding),
         layer_types=_layer_types(knobs),
         sliding_window=knobs.sliding_window,
         causal=knobs.causal,
@@ -64,6 +75,25 @@ def configure(settings: Settings, target: Target) -> DrafterConfig:
         slot_decay=knobs.gamma or gamma_for(knobs.block_size),
         dpace_alpha=knobs.alpha,
     )
+    return own if start is None else starting.shaped(start, own, Source(START_FROM, knobs.start_from))
+
+
+def begin(
+    run: Run, settings: Settings, target: Target, team: Team, stop: Event, *, held: DrafterConfig | None = None
+) -> DFlash:
+    """The drafter at its first step, or, where `held` is what its checkpoint says it is, ready for that one's weights.
+
+    Raises DrafterError, SettingsError or TargetError.
+    """
+    source = Source(START_FROM, settings.dflash.start_from)
+    if not source.value:
+        return build(configure(settings, target), target)
+    if held is not None:  # the drafter that it began from may be gone
+        return build(configure(settings, target, held), target)
+    found = load(source, run, team)
+    algorithm = build(configure(settings, target, found.config), target)
+    starting.take_weights(algorithm, found, target, source)
+    return algorithm
 
 
 def build(config: DrafterConfig, target: Target) -> DFlash:

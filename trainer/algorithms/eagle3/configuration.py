@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Literal
 
-from draftfleet.errors import SettingsError, TargetError
+from draftfleet.errors import SettingsError
 from draftfleet.settings import Settings
 from trainer.algorithms.shape import of_target
+from trainer.algorithms.starting import Source, of_the_shape_of
 from trainer.drafter import DrafterConfig
 from trainer.targets import Target
 
@@ -21,17 +21,6 @@ KNOBS = {
     "norm_before_residual": "eagle3.norm_before_residual",
 }
 """What a drafter to start from was built with, and the knob that must say the same."""
-
-WITHOUT_KNOB = (
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "hidden_act",
-    "rms_norm_eps",
-    "rope_parameters",
-)
-"""What it was built with and no knob says: it stays as it is."""
 
 
 def configure(settings: Settings, target: Target, start: DrafterConfig | None = None) -> DrafterConfig:
@@ -66,7 +55,12 @@ def configure(settings: Settings, target: Target, start: DrafterConfig | None = 
         norm_output=knobs.norm_output,
         norm_before_residual=knobs.norm_before_residual,
     )
-    return own if start is None else _of_the_shape_of(start, own, knobs.start_from)
+    if start is None:
+        return own
+    source = Source("eagle3.start_from", knobs.start_from)
+    if start.num_layers != own.num_layers:
+        raise SettingsError(f"{source} holds a drafter with {start.num_layers} layers: name one with {own.num_layers}.")
+    return of_the_shape_of(start, own, source, KNOBS)
 
 
 def _style(knob: str, config: Any, start: DrafterConfig | None) -> Literal["llama", "qwen3"]:
@@ -74,44 +68,3 @@ def _style(knob: str, config: Any, start: DrafterConfig | None) -> Literal["llam
         return start.style
     is_qwen3 = str(getattr(config, "model_type", "")).startswith("qwen3") if knob == "auto" else knob == "qwen3"
     return "qwen3" if is_qwen3 else "llama"
-
-
-def _of_the_shape_of(start: DrafterConfig, own: DrafterConfig, folder: str) -> DrafterConfig:
-    """Raises TargetError where `start` is of another target, SettingsError where the settings say another drafter."""
-    if start.algorithm != own.algorithm or start.num_layers != 1:
-        raise SettingsError(
-            f"eagle3.start_from = {folder} holds a drafter of {start.algorithm} with {start.num_layers} layers: "
-            "name one of eagle3 with 1."
-        )
-    of_target = {
-        "hidden_size": own.target_hidden_size,
-        "target_hidden_size": own.target_hidden_size,
-        "vocab_size": own.vocab_size,
-        "num_target_layers": own.num_target_layers if start.num_target_layers else 0,  # engines' folders do not say it
-    }
-    others = [
-        f"{name} {getattr(start, name)}, not {value}"
-        for name, value in of_target.items()
-        if getattr(start, name) != value
-    ]
-    if others:
-        raise TargetError(
-            f"eagle3.start_from = {folder} holds a drafter of another target than target.path = {own.target}: "
-            f"{'; '.join(others)}."
-        )
-    wrong = [
-        f"  {knob} = {_said(getattr(own, name))}: the drafter has {_said(getattr(start, name))}"
-        for name, knob in KNOBS.items()
-        if getattr(own, name) != getattr(start, name)
-    ]
-    if wrong:
-        raise SettingsError(
-            f"eagle3.start_from = {folder} holds a drafter that these settings do not describe:\n"
-            + "\n".join(wrong)
-            + "\nSet them to what the drafter has, or name another drafter."
-        )
-    return replace(own, **{name: getattr(start, name) for name in WITHOUT_KNOB})
-
-
-def _said(value: object) -> str:
-    return "(unset)" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
