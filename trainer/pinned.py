@@ -17,7 +17,9 @@ FREE = {
     "trainer.keep_checkpoints",
     "trainer.log_steps",
     "trainer.poll_s",
+    "trainer.prefetch",
     "trainer.processes",
+    "trainer.trackers",
     "target.path",
     "target.context_tokens",
 }

@@ -9,6 +9,7 @@ passed that norm already, so it is never used.
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -34,6 +35,13 @@ ATTENTION_KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
 Cache = DynamicCache
 
 
+class Ear(threading.local):
+    """What was heard, thread by thread: one may capture while another computes logits."""
+
+    def __init__(self) -> None:
+        self.heard: dict[int | str, Tensor] = {}
+
+
 class HfTarget:
     """A frozen target. `layers` are A ids; see trainer.targets."""
 
@@ -55,7 +63,7 @@ class HfTarget:
         parameters = inspect.signature(self._decoder.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
 
-        self._heard: dict[int | str, Tensor] = {}
+        self._ear = Ear()
         for layer in self.layers:
             decoder_layers[layer].register_forward_hook(self._hear_layer(layer))
         self._norm.register_forward_pre_hook(self._hear_last)
@@ -106,6 +114,10 @@ class HfTarget:
                 "and read the engine's counters (docs/exporting.md, Serving)."
             )
         return DynamicCache()
+
+    @property
+    def _heard(self) -> dict[int | str, Tensor]:
+        return self._ear.heard
 
     def _hear_layer(self, layer: int) -> Any:
         def hear(_module: nn.Module, _inputs: Any, output: Any) -> None:
