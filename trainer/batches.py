@@ -12,8 +12,8 @@ from torch import Tensor
 from trainer.targets import Row
 
 WINDOW_BATCHES = 128
-"""Rows are sorted by length among shuffled neighbours that fill this many batches: under 3 % of what is computed is
-padding, for answers of 200 tokens in batches of 32,768 as for 2,500 in batches of 4,096. Batches come shuffled."""
+"""Rows are sorted by length among shuffled neighbours that fill this many batches: of many rows under 3 % of what is
+computed is padding, for answers of 200 tokens as for 2,500 (docs/training.md). The batches come shuffled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,19 +250,24 @@ class Feed:
         self.corrupt &= set(done)
         known = {shard for shards in self.journal.admissions for shard in shards} | self.corrupt
         new = [batch for batch in done if split_of(batch) == "train" and batch not in known]
-        taken = new[:SHARDS_PER_ADMISSION]
+        complete = finished and not new
+        # Before it is said to be complete: a corrupt shard may have been done again between two looks.
+        taken = sorted(self.corrupt) if complete else new[:SHARDS_PER_ADMISSION]
         self._fetched = {batch: samples for batch in taken if (samples := self._read(batch)) is not None}
         for samples in self._fetched.values():
             self._inspect(samples)
-        return Look(list(self._fetched), complete=finished and not new, stop=False)
+        return Look(list(self._fetched), complete=complete and not self._fetched, stop=False)
 
     def _read(self, batch: str) -> list[Sample] | None:
         try:
-            return self._run.read_samples(batch)
+            samples = self._run.read_samples(batch)
         except (CorruptFile, FileNotFoundError) as error:
+            if batch not in self.corrupt:
+                log.error(event("shard skipped", run=self._run.name, batch=batch, error=error))
             self.corrupt.add(batch)
-            log.error(event("shard skipped", run=self._run.name, batch=batch, error=error))
             return None
+        self.corrupt.discard(batch)
+        return samples
 
     def _read_again(self, batch: str) -> list[Sample]:
         """A shard that is in the journal, or that process 0 could read: without it all that follows would change."""

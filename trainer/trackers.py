@@ -75,18 +75,20 @@ class Wandb:
             "config": drafters.read(run, drafter, "drafter-settings.json") or {},
             "resume": "allow",
         }
-        settings = wandb.Settings(console="off", disable_code=True, disable_git=True, init_timeout=ANSWER_S)
+        settings = wandb.Settings(
+            silent=True, console="off", disable_code=True, disable_git=True, init_timeout=ANSWER_S
+        )
         try:
             self._run = wandb.init(**options, settings=settings)
         except wandb.Error as error:
+            log.warning(event("wandb did not answer", error=error))
+            wandb.teardown()  # its process holds the id
             self._run = wandb.init(**options, settings=settings, mode="offline")
-            log.warning(
-                event(
-                    "wandb keeps the run on disk",
-                    error=error,
-                    send=f"wandb sync {Path(self._run.dir).parent}",
-                )
-            )
+        folder = Path(self._run.dir).parent
+        if self._run.offline:
+            log.warning(event("wandb keeps the run on disk", send=f"wandb sync {folder}"))
+        else:
+            log.info(event("wandb run begun", url=self._run.url))
         # Steps that were logged after the checkpoint come again; W&B's own count of steps may not go back.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")

@@ -296,4 +296,10 @@ def _expect_finite(value: Tensor, what: str, step: int, keys: list[str]) -> None
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if code not in {0, STOPPED} and "RANK" in os.environ:
+        # A thread may be in a collective that nobody else comes to any more: an orderly exit would wait for it.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
