@@ -10,7 +10,6 @@ of the rows depends on the seed, the journal and the position alone: a resumed t
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +19,6 @@ from threading import Event
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
-from torch import Tensor
 
 from draftfleet import control
 from draftfleet.errors import CorruptFile, TrainingError
@@ -31,7 +29,7 @@ from draftfleet.records import Sample
 from draftfleet.runs import Run
 from draftfleet.settings import Trainer
 from draftfleet.training_rows import TurnRow, rows_of, turn_key
-from trainer.targets import Row
+from trainer.batches import Kept, plan
 from trainer.team import Team
 
 log = logging.getLogger(__name__)
@@ -42,24 +40,10 @@ MIN_COMPLETION_TOKENS = 3
 SHARDS_PER_ADMISSION = 64
 """So that training on a run with a long backlog starts after reading this many shards, not all of them."""
 
-WINDOW_ROWS = 256
-"""Rows are sorted by length among this many shuffled neighbours: little padding, and still a shuffled order."""
+STOP_LOOK_S = 0.1
+"""How long a wait for samples goes on after it was asked to end."""
 
 Reason = Literal["failed", "heldout", "ids_differ_from_usage", "outside_vocabulary", "too_short"]
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """An assistant turn that is trained on, at 4 bytes a token."""
-
-    key: str
-    ids: Tensor  # (T,) int32
-    num_prompt_tokens: int
-
-    def row(self, epoch: int = 0) -> Row:
-        mask = torch.ones(len(self.ids), dtype=torch.bool)
-        mask[: self.num_prompt_tokens] = False
-        return Row(self.key, self.ids.long(), mask, epoch)
 
 
 class Position(NamedTuple):
@@ -135,34 +119,11 @@ def is_finished(run: Run) -> bool:
     return run.sealed() is not None and all(split_of(batch) != "train" for batch in run.outstanding())
 
 
-def plan(rows: Sequence[Kept], batch_tokens: int, seed: str) -> list[list[Kept]]:
-    """Cut rows into batches of at most `batch_tokens`, padding included, in an order that depends on the seed alone.
-
-    No row may be longer than `batch_tokens`.
-    """
-    dice = random.Random(seed)
-    shuffled = dice.sample(rows, len(rows))
-    batches: list[list[Kept]] = []
-    for start in range(0, len(shuffled), WINDOW_ROWS):
-        window = list(_cut(sorted(shuffled[start : start + WINDOW_ROWS], key=lambda row: len(row.ids)), batch_tokens))
-        batches += dice.sample(window, len(window))
-    return batches
-
-
-def _cut(rows: Sequence[Kept], batch_tokens: int) -> Iterator[list[Kept]]:
-    """Rows come from short to long, so the newest is the one that all others are padded to."""
-    batch: list[Kept] = []
-    for row in rows:
-        if batch and (len(batch) + 1) * len(row.ids) > batch_tokens:
-            yield batch
-            batch = []
-        batch.append(row)
-    if batch:
-        yield batch
-
-
 class Feed:
-    """The rows of a run, admitted as their shards land. The same on every process of the team."""
+    """The rows of a run, admitted as their shards land. The same on every process of the team.
+
+    One thread may draw steps while another asks how it stands.
+    """
 
     def __init__(
         self,
@@ -179,12 +140,15 @@ class Feed:
         self.journal = Journal()
         self.corrupt: set[str] = set()
         self.waited_s = 0.0
+        self.is_waiting = False
         self._run = run
         self._knobs = knobs
         self._max_tokens = min(knobs.max_length, knobs.batch_tokens)
         self._vocab_size = vocab_size
         self._team = team
         self._stop = stop or Event()
+        self._closed = Event()
+        self._parted = False
         self._on_wait = on_wait
         self._inspect = inspect
         self._rows: list[list[Kept]] = []
@@ -201,14 +165,28 @@ class Feed:
     @property
     def not_trained(self) -> dict[str, int]:
         """Turns that are not trained on, by reason."""
-        counts = Counter[str](self._refused.values())
+        counts = Counter[str](self._refused.copy().values())
         # A batch that was split may have a shard of its own and shards of its single rows.
         counts["heldout"] += sum(
             rows
-            for batch, rows in self._heldout.items()
+            for batch, rows in self._heldout.copy().items()
             if parent_of(batch)[1] is None or parent_of(batch)[0] not in self._heldout
         )
         return {reason: count for reason, count in sorted(counts.items()) if count}
+
+    def journal_now(self) -> Journal:
+        """A copy that stays as it is. It never says complete and lacks a shard."""
+        complete = self.journal.complete
+        return Journal(list(self.journal.admissions), complete)
+
+    def close(self) -> None:
+        """End a wait for samples, also one in another thread: no more steps are wanted."""
+        self._closed.set()
+
+    def part(self) -> None:
+        """Once nobody draws steps: let no process wait for a look of process 0's. Every process must call it."""
+        while not self._parted:
+            self._share()
 
     def steps(self, position: Position, num_batches: int) -> Iterator[Step]:
         """Steps of `num_batches` batches each, without end; it ends when the stop flag is set during a wait.
@@ -236,21 +214,34 @@ class Feed:
     def _follow(self) -> bool:
         """Wait until shards landed or the run is complete. False if asked to stop."""
         began = time.monotonic()
-        while True:
-            look = self._team.share(self._look() if self._team.leads else None)
-            if look.stop:
-                return False
-            if look.shards or look.complete:
-                self._admit(look.shards)
-                self.journal.complete = look.complete
-                self.waited_s += time.monotonic() - began
-                return True
-            self._on_wait(self)
-            self._stop.wait(self._knobs.poll_s)
+        try:
+            while not (look := self._share()).stop:
+                if look.shards or look.complete:
+                    self._admit(look.shards)
+                    self.journal.complete = look.complete
+                    return True
+                self.is_waiting = True
+                self._on_wait(self)
+                self._pause()
+            return False
+        finally:
+            self.waited_s += time.monotonic() - began
+            self.is_waiting = False
+
+    def _share(self) -> Look:
+        look = self._team.share(self._look() if self._team.leads else None)
+        self._parted = look.stop
+        return look
+
+    def _pause(self) -> None:
+        """Until the next look is due, or there will be none."""
+        due = time.monotonic() + self._knobs.poll_s
+        while not (self._stop.is_set() or self._closed.is_set()) and (left_s := due - time.monotonic()) > 0:
+            self._closed.wait(min(left_s, STOP_LOOK_S))
 
     def _look(self) -> Look:
         """What is new. A corrupt shard is left out until it has been moved aside and done again."""
-        if self._stop.is_set():
+        if self._stop.is_set() or self._closed.is_set():
             return Look([], complete=False, stop=True)
         # Asked before the listing, so that a run found finished has no shard that the listing lacks.
         finished = is_finished(self._run)
@@ -259,19 +250,24 @@ class Feed:
         self.corrupt &= set(done)
         known = {shard for shards in self.journal.admissions for shard in shards} | self.corrupt
         new = [batch for batch in done if split_of(batch) == "train" and batch not in known]
-        taken = new[:SHARDS_PER_ADMISSION]
+        complete = finished and not new
+        # Before it is said to be complete: a corrupt shard may have been done again between two looks.
+        taken = sorted(self.corrupt) if complete else new[:SHARDS_PER_ADMISSION]
         self._fetched = {batch: samples for batch in taken if (samples := self._read(batch)) is not None}
         for samples in self._fetched.values():
             self._inspect(samples)
-        return Look(list(self._fetched), complete=finished and not new, stop=False)
+        return Look(list(self._fetched), complete=complete and not self._fetched, stop=False)
 
     def _read(self, batch: str) -> list[Sample] | None:
         try:
-            return self._run.read_samples(batch)
+            samples = self._run.read_samples(batch)
         except (CorruptFile, FileNotFoundError) as error:
+            if batch not in self.corrupt:
+                log.error(event("shard skipped", run=self._run.name, batch=batch, error=error))
             self.corrupt.add(batch)
-            log.error(event("shard skipped", run=self._run.name, batch=batch, error=error))
             return None
+        self.corrupt.discard(batch)
+        return samples
 
     def _read_again(self, batch: str) -> list[Sample]:
         """A shard that is in the journal, or that process 0 could read: without it all that follows would change."""

@@ -1,4 +1,4 @@
-"""What a training says about itself: log lines, TensorBoard and progress.json. Only process 0 speaks."""
+"""What a training says about itself: log lines, trackers and progress.json. Only process 0 speaks."""
 
 from __future__ import annotations
 
@@ -10,33 +10,37 @@ from types import TracebackType
 from typing import Self
 
 import torch
-from torch.utils.tensorboard.writer import SummaryWriter
 
 from draftfleet.logs import event
 from draftfleet.runs import Run
 from draftfleet.settings import Trainer
-from trainer import vocabulary
+from trainer import trackers, vocabulary
 from trainer.algorithms import Loss
 from trainer.best import Acceptance
 from trainer.checkpoint import State
 from trainer.data import Feed
+from trainer.prefetch import Prefetch
 from trainer.progress import Progress
 from trainer.targets import Captured
+from trainer.trackers import Tracker
 
 log = logging.getLogger(__name__)
 
 Sums = dict[str, float]
-"""Of a step: `stop`, `batches`, `row_tokens`, `tokens` (with a loss), `weight`, `loss`, and the algorithm's metrics."""
+"""Of a step: `stop`, `batches`, `row_tokens`, `padded_tokens` (those of rows, and what pads them), `tokens` (with a
+loss), `weight`, `loss`, and the algorithm's metrics."""
 
 
 def begin() -> Sums:
-    return {"stop": 0, "batches": 0, "row_tokens": 0, "tokens": 0, "weight": 0, "loss": 0}
+    return {"stop": 0, "batches": 0, "row_tokens": 0, "padded_tokens": 0, "tokens": 0, "weight": 0, "loss": 0}
 
 
 def tally(sums: Sums, loss: Loss, captured: list[Captured]) -> None:
     """Add one batch to the sums of its step."""
     sums["batches"] += 1
-    sums["row_tokens"] += sum(len(one.row.ids) for one in captured)
+    lengths = [len(one.row.ids) for one in captured]
+    sums["row_tokens"] += sum(lengths)
+    sums["padded_tokens"] += len(lengths) * max(lengths)
     sums["tokens"] += loss.num_tokens
     sums["weight"] += loss.weight
     # All numbers at once: each look at one waits for the GPU.
@@ -54,7 +58,7 @@ class Meter:
         self._speaks = speaks
         self._window = Counter[str]()
         self._since = time.monotonic()
-        self._waited_s = 0.0
+        self._waited_s = self._starved_s = 0.0
         before = Progress.read(run, knobs.drafter) or Progress(step=0, max_steps=knobs.max_steps)
         self._progress = Progress(
             step=state.step,
@@ -66,24 +70,24 @@ class Meter:
             acceptance_length=before.acceptance_length,
             acceptance_step=before.acceptance_step,
         )
-        folder = run.drafter_dir(knobs.drafter) / "tensorboard"
-        # What a run that was cut off logged after its latest checkpoint is replaced, not shown twice.
-        self._board = SummaryWriter(str(folder), purge_step=state.step + 1) if speaks else None
+        self._trackers = list[Tracker]()
 
     def __enter__(self) -> Self:
+        if self._speaks:
+            self._trackers = trackers.begin(self._run, self._knobs, step=self._progress.step)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._board is not None:
-            self._board.close()
+        for tracker in self._trackers:
+            tracker.close()
 
     def add(self, sums: Sums) -> None:
         self._window.update(sums)
 
-    def report(self, state: State, feed: Feed, *, rate: float, norm: float) -> None:
-        """Log the averages and begin anew."""
+    def report(self, state: State, feed: Feed, states: Prefetch, *, rate: float, norm: float) -> None:
+        """Log the averages and begin anew. Waits for samples are left out, those for hidden states have their share."""
         tokens = max(self._window["tokens"], 1)
         averages = {
             name: value / (self._window[f"count_{name.rpartition('_')[2]}"] or tokens)
@@ -92,8 +96,14 @@ class Meter:
         }
         loss = self._window["loss"] / max(self._window["weight"], 1e-9)
         accuracy = _by_position(averages)
-        busy_s = time.monotonic() - self._since - (feed.waited_s - self._waited_s)
-        tokens_per_s = self._window["row_tokens"] / max(busy_s, 1e-9)
+        busy_s = max(time.monotonic() - self._since - (states.starved_s - self._starved_s), 1e-9)
+        figures = {
+            "lr": rate,
+            "grad_norm": norm,
+            "tokens_per_s": self._window["row_tokens"] / busy_s,
+            "real_tokens": self._window["row_tokens"] / max(self._window["padded_tokens"], 1),
+            "waited_for_states": (states.waited_s - self._waited_s) / busy_s,
+        }
         self._progress = replace(
             self._progress,
             step=state.step,
@@ -101,7 +111,8 @@ class Meter:
             trained_tokens=state.trained_tokens,
             loss=loss,
             accuracy=accuracy,
-            tokens_per_s=tokens_per_s,
+            tokens_per_s=figures["tokens_per_s"],
+            waited_for_states=figures["waited_for_states"],
         )
         log.info(
             event(
@@ -110,14 +121,13 @@ class Meter:
                 step=f"{state.step}/{self._knobs.max_steps}",
                 loss=loss,
                 accuracy="/".join(f"{value:.3f}" for value in accuracy),
-                lr=rate,
-                grad_norm=norm,
-                tokens_per_s=tokens_per_s,
+                **figures,
             )
         )
-        self._plot(state.step, {**averages, "loss": loss, "lr": rate, "grad_norm": norm, "tokens_per_s": tokens_per_s})
+        for tracker in self._trackers:
+            tracker.log(state.step, {**averages, "loss": loss, **figures})
         self._window.clear()
-        self._since, self._waited_s = time.monotonic(), feed.waited_s
+        self._since, self._waited_s, self._starved_s = time.monotonic(), states.waited_s, states.starved_s
         self._write(feed, waiting=False)
 
     def saved(self, state: State, feed: Feed) -> None:
@@ -139,7 +149,8 @@ class Meter:
         self._progress = replace(
             self._progress, acceptance_length=acceptance.acceptance_length, acceptance_step=acceptance.step
         )
-        self._plot(acceptance.step, {"acceptance_length": acceptance.acceptance_length})
+        for tracker in self._trackers:
+            tracker.log(acceptance.step, {"acceptance_length": acceptance.acceptance_length})
         self._write(feed, waiting=False)
 
     def waiting(self, feed: Feed) -> None:
@@ -158,11 +169,6 @@ class Meter:
         )
         if self._speaks:
             self._progress.write(self._run, self._knobs.drafter)
-
-    def _plot(self, step: int, values: dict[str, float]) -> None:
-        if self._board is not None:
-            for name, value in values.items():
-                self._board.add_scalar(name, value, step)
 
 
 def _by_position(averages: dict[str, float]) -> list[float]:

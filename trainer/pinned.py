@@ -22,9 +22,11 @@ FREE = {
     "trainer.keep_checkpoints",
     "trainer.log_steps",
     "trainer.poll_s",
+    "trainer.prefetch",
     "trainer.processes",
     "trainer.target",
     "trainer.target_gpu_gb",
+    "trainer.trackers",
     "target.path",
     "target.context_tokens",
 }

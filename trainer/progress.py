@@ -18,7 +18,8 @@ log = logging.getLogger(__name__)
 class Progress:
     """`tokens` went through the drafter, prompts included, padding not; `trained_tokens` had a loss.
 
-    Loss, accuracy (of each draft position) and tokens_per_s are of the latest `log_steps` steps, waiting left out.
+    Loss, accuracy (of each draft position), tokens_per_s and the share of their time that stood still for hidden states
+    are of the latest `log_steps` steps, waits for samples left out.
     `vocabulary_coverage` is that of a drafter's own vocabulary (trainer.vocabulary), `acceptance_length` what was
     measured last, at `acceptance_step` (trainer.acceptance); `error` says why the training ended early.
     """
@@ -31,6 +32,7 @@ class Progress:
     loss: float | None = None
     accuracy: list[float] = field(default_factory=list[float])
     tokens_per_s: float = 0.0
+    waited_for_states: float = 0.0
     rows_admitted: int = 0
     rows_not_trained: dict[str, int] = field(default_factory=dict[str, int])
     corrupt_shards: int = 0

@@ -48,6 +48,7 @@ from trainer.devices import choose_device, choose_dtype
 from trainer.metrics import Meter
 from trainer.optimizers import Optimizer
 from trainer.pinned import pin
+from trainer.prefetch import Prefetch, depth_of
 from trainer.progress import Progress
 from trainer.schedule import learning_rate
 from trainer.spelling import Spelling
@@ -117,13 +118,16 @@ def fit(
     in_bfloat16 = choose_dtype(knobs.dtype, target.device) == torch.bfloat16
     log.info(event("training started", run=run.name, drafter=knobs.drafter, step=state.step, processes=team.size))
 
-    with Meter(run, knobs, state, speaks=team.leads) as meter:
-        feed = Feed(
-            run, knobs, len(target.embedding), team,
-            journal=journal, stop=stop, on_wait=meter.waiting, inspect=inspect,
-        )  # fmt: skip
-        positions: deque[Position] = deque()  # after each step that was drawn: a target may draw ahead of the loop
-        batches = target.capture(_own_batches(feed, state.position, knobs.accumulation, team, positions))
+    depth = depth_of(knobs, target.device)
+    meter = Meter(run, knobs, state, speaks=team.leads)
+    feed = Feed(
+        run, knobs, len(target.embedding), team,
+        journal=journal, stop=stop, on_wait=meter.waiting if depth == 0 else lambda _: None, inspect=inspect,
+    )  # fmt: skip
+    positions: deque[Position] = deque()  # after each step that was drawn: whoever captures draws ahead of the loop
+    captures = target.capture(_own_batches(feed, state.position, knobs.accumulation, team, positions))
+    prefetch = Prefetch(captures, feed, depth=depth, device=target.device, on_idle=meter.waiting)
+    with meter, prefetch as batches:
         own = range(team.rank, knobs.accumulation, team.size)
         saved_step, stopping = state.step, False
 
@@ -135,7 +139,7 @@ def fit(
                     tensors=algorithm.drafter.state_dict(),
                     state=state,
                     optimizer=optimizer.state_dict(),
-                    journal=feed.journal,
+                    journal=feed.journal_now(),
                     keep=knobs.keep_checkpoints,
                     spare=best.spared(folder),
                     may_put=may_put,
@@ -183,7 +187,7 @@ def fit(
 
             meter.add(sums)
             if state.step % knobs.log_steps == 0 or state.step == knobs.max_steps:
-                meter.report(state, feed, rate=rate, norm=float(norm))
+                meter.report(state, feed, batches, rate=rate, norm=float(norm))
             is_judged = judge is not None and judge.is_due(state.step)
             if is_judged or state.step % knobs.checkpoint_steps == 0:
                 save()
@@ -306,4 +310,10 @@ def _expect_finite(value: Tensor, what: str, step: int, keys: list[str]) -> None
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if code not in {0, STOPPED} and "RANK" in os.environ:
+        # A thread may be in a collective that nobody else comes to any more: an orderly exit would wait for it.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

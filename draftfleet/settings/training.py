@@ -78,6 +78,14 @@ class Trainer(Section):
         default=16, description="Held-out prompts of such a measurement, the same ones each time."
     )
     log_steps: PositiveInt = Field(default=10, description="Optimizer steps between log lines.")
+    trackers: list[Literal["tensorboard", "wandb"]] = Field(
+        default=["tensorboard"], description="Where the figures of a training go, besides log and progress."
+    )
+    prefetch: NonNegativeInt | None = Field(
+        default=None,
+        description="Batches whose hidden states are captured ahead, beside the step at hand. Unset: 2; 0 where the "
+        "target computes on the CPU that trains.",
+    )
     processes: PositiveInt = Field(default=1, description="Processes of torchrun.")
     poll_s: PositiveFloat = Field(default=2, description="Seconds between looks for new shards.")
     metrics_port: int | None = Field(

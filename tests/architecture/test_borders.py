@@ -31,6 +31,7 @@ AT_HOME_IN = {
     "torch": ("trainer/",),
     "safetensors": ("trainer/",),
     "tensorboard": ("trainer/",),
+    "wandb": ("trainer/trackers.py",),
     "transformers": ("trainer/", "draftfleet/tokens.py"),
     "openai": ENGINES,
     "httpx": ENGINES,
@@ -46,6 +47,7 @@ AT_HOME_IN = {
 
 ON_USE_ONLY = {
     ("draftfleet/tokens.py", "transformers"): "it brings half a second of imports, and torch where torch is installed",
+    ("trainer/", "wandb"): "half a second of imports, and few name it",
     ("producer/", "datasets"): "most data sets are a file, which needs none of it",
     ("draftfleet/", "datasets"): "two seconds of imports, and one form of an export needs it",
     ("draftfleet/", "huggingface_hub"): "half a second of imports, and only an upload needs it",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 import threading
 from dataclasses import replace
 from itertools import islice
@@ -191,6 +193,18 @@ def test_batches_hold_rows_of_like_length() -> None:
 
     padded = sum(len(batch) * max(len(row.ids) for row in batch) for batch in batches)
     assert padded < 1.1 * sum(len(row.ids) for row in rows)
+
+
+@pytest.mark.parametrize(("mean", "batch_tokens"), [(200, 8192), (800, 8192), (2500, 32768)])
+def test_less_than_three_percent_of_what_is_computed_is_padding(mean: int, batch_tokens: int) -> None:
+    dice, sigma = random.Random(mean), 0.8
+    lengths = [int(dice.lognormvariate(math.log(mean) - sigma**2 / 2, sigma)) for _ in range(10_000)]
+    rows = [Kept(str(n), torch.empty(max(6, min(4096, length))), 0) for n, length in enumerate(lengths)]
+
+    batches = plan(rows, batch_tokens, "seed")
+
+    real = sum(len(row.ids) for row in rows)
+    assert sum(len(batch) * max(len(row.ids) for row in batch) for batch in batches) < real / 0.97
 
 
 def test_later_epochs_give_every_row_again_in_another_order(run: Run, knobs: Trainer, samples: Any) -> None:

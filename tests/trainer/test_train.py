@@ -123,6 +123,22 @@ def test_a_loss_that_is_not_finite_stops_the_training_and_names_the_rows(
     assert "a-good-row" not in str(stopped.value)
 
 
+def test_a_gradient_that_is_not_finite_stops_the_training_before_the_update_and_names_the_rows(
+    run: Run, knobs: Trainer, samples: Any, toy_target: Any, toy_algorithm: Callable[..., Any]
+) -> None:
+    keys = samples.put("train-000000", 3)
+    run.seal({})
+    algorithm = toy_algorithm()
+    before = weights(algorithm)
+    algorithm.drafter[0].weight.register_hook(lambda gradient: gradient * float("nan"))
+
+    with pytest.raises(TrainingError, match="the gradient of step 1 is nan") as stopped:
+        fit(run, knobs.model_copy(update={"batch_tokens": 200}), toy_target, algorithm, Team.alone(), stop=NEVER)
+
+    assert all(key in str(stopped.value) for key in keys)
+    assert torch.equal(weights(algorithm), before)
+
+
 def test_a_corrupt_shard_does_not_stop_the_training_and_is_counted(
     run: Run, knobs: Trainer, samples: Any, toy_target: Any, toy_algorithm: Callable[..., Any]
 ) -> None:

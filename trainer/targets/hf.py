@@ -9,6 +9,7 @@ passed that norm already, so it is never used.
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -31,6 +32,13 @@ ATTENTION_KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
 Cache = DynamicCache
 
 
+class Ear(threading.local):
+    """What was heard, thread by thread: one may capture while another computes logits."""
+
+    def __init__(self) -> None:
+        self.heard: dict[int | str, Tensor] = {}
+
+
 class HfTarget:
     """A frozen target. `layers` are A ids; see trainer.targets."""
 
@@ -49,7 +57,7 @@ class HfTarget:
         parameters = inspect.signature(self._decoder.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
 
-        self._heard: dict[int | str, Tensor] = {}
+        self._ear = Ear()
         for layer in self.layers:
             decoder_layers[layer].register_forward_hook(self._hear_layer(layer))
         norm = weights.find(self._decoder, weights.FINAL_NORMS, path, "final norm")
@@ -102,6 +110,10 @@ class HfTarget:
                 "and read the engine's counters (docs/exporting.md, Serving)."
             )
         return DynamicCache()
+
+    @property
+    def _heard(self) -> dict[int | str, Tensor]:
+        return self._ear.heard
 
     def _hear_layer(self, layer: int) -> Any:
         def hear(_module: nn.Module, _inputs: Any, output: Any) -> None:
