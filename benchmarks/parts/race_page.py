@@ -110,6 +110,8 @@ def _speed(rows: list[Row]) -> list[str]:
 
 def _profile(rows: list[Row]) -> list[str]:
     found = _of(rows, part="profile")
+    if not found:
+        return []
     lines = [
         "| | " + " | ".join(f"{row['algorithm']}, {row['side']}" for row in found) + " |",
         "|" + "---|" * (1 + len(found)),
