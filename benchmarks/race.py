@@ -204,8 +204,8 @@ def judge(algorithm: str) -> None:
         if found(part="judge", **wanted):
             continue
         folder = saved(**wanted, step=trained["marks"][-1]) / "served"
-        with race_vllm.server(TARGET, WORK / "vllm.log", folder, algorithm, K[algorithm]) as url:
-            served = race_vllm.ask(url, prompts, max_tokens=MAX_TOKENS, concurrency=8)
+        with race_vllm.server(TARGET, WORK / "vllm.log", folder, algorithm, K[algorithm]) as server:
+            served = race_vllm.ask(server, prompts, max_tokens=MAX_TOKENS, concurrency=8)
         keep(part="judge", **wanted, trained_tokens=trained["tokens"], **race_vllm.row_of(served))
 
 
@@ -229,19 +229,22 @@ def speed(algorithm: str) -> None:
         return
     last = trained[0]["marks"][-1]
     with ExitStack() as stack:
-        urls = {"alone": stack.enter_context(race_vllm.server(TARGET, WORK / "vllm-alone.log"))}
+        servers = {"alone": stack.enter_context(race_vllm.server(TARGET, WORK / "vllm-alone.log"))}
         for side in SIDES:
             folder = saved(algorithm, side, 0, last) / "served"
-            server = race_vllm.server(TARGET, WORK / f"vllm-{side}.log", folder, algorithm, K[algorithm])
-            urls[side] = stack.enter_context(server)
-        for url in urls.values():
-            race_vllm.ask(url, prompts[:4], max_tokens=32, concurrency=4)
-        rates: dict[str, dict[str, list[float]]] = {who: {str(n): [] for n in CONCURRENCY} for who in urls}
+            one = race_vllm.server(TARGET, WORK / f"vllm-{side}.log", folder, algorithm, K[algorithm])
+            servers[side] = stack.enter_context(one)
+        for server in servers.values():
+            race_vllm.ask(server, prompts[:4], max_tokens=32, concurrency=4)
+        rates: dict[str, dict[str, dict[str, list[float]]]] = {
+            who: {str(n): {"wall": [], "cpu": []} for n in CONCURRENCY} for who in servers
+        }
         for _ in range(REPEATS):
             for concurrency in CONCURRENCY:
-                for who, url in urls.items():
-                    served = race_vllm.ask(url, prompts, max_tokens=MAX_TOKENS, concurrency=concurrency)
-                    rates[who][str(concurrency)].append(served.tokens / served.seconds)
+                for who, server in servers.items():
+                    served = race_vllm.ask(server, prompts, max_tokens=MAX_TOKENS, concurrency=concurrency)
+                    rates[who][str(concurrency)]["wall"].append(served.tokens / served.seconds)
+                    rates[who][str(concurrency)]["cpu"].append(served.tokens / served.cpu_s)
     keep(part="speed", algorithm=algorithm, tokens_per_s=rates)
 
 

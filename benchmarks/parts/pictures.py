@@ -11,6 +11,7 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.ticker import NullFormatter
 
 COLOURS = {"draftfleet": "#1b6ca8", "speculators": "#c8553d", "eagle3": "#1b6ca8", "dflash": "#2f8f5b"}
 TITLES = {"eagle3": "EAGLE-3, k = 3", "dflash": "DFlash, blocks of 8"}
@@ -35,7 +36,7 @@ def acceptance(file: Path, points: dict[str, list[Point]], most: dict[str, int])
         axis.set_ylim(bottom=1)
         _tidy(axis)
     axes[0][0].set_ylabel("acceptance length, held out")
-    axes[0][0].legend(frameon=False, loc="lower right")
+    axes[0][-1].legend(frameon=False, loc="lower right")
     _write(figure, file)
 
 
@@ -51,7 +52,10 @@ def growth(file: Path, sizes: dict[str, Sequence[Size]]) -> None:
                 axis.loglog(x, y, marker="o", markersize=3, color=COLOURS[algorithm], label=algorithm)
                 axis.loglog(x, [y[0] * size / x[0] for size in x], color="#bbbbbb", linewidth=0.8, linestyle="--")
             _tidy(axis)
+        marks = sorted({one[1] for one in found})
         axes[1][column].set_xlabel(what)
+        axes[1][column].xaxis.set_minor_formatter(NullFormatter())
+        axes[1][column].set_xticks(marks, [f"{mark:,}" for mark in marks], fontsize=8)
     axes[0][0].set_ylabel("CPU seconds of a step")
     axes[1][0].set_ylabel("peak memory, MB")
     axes[0][0].legend(frameon=False, loc="upper left")

@@ -40,6 +40,7 @@ class Served:
 
     tokens: int
     seconds: float
+    cpu_s: float
     drafts: int
     accepted: list[int]  # by position
     answers: list[list[int]]
@@ -50,9 +51,28 @@ class Served:
         return 1 + sum(self.accepted) / max(self.drafts, 1)
 
 
+@dataclass(frozen=True, slots=True)
+class Server:
+    url: str
+    pid: int
+    """Of the first of its processes, which all share a session."""
+
+    def cpu_s(self) -> float:
+        """Seconds that its processes have computed, those that ended left out."""
+        return sum(_cpu_s_if_of(self.pid, folder) for folder in Path("/proc").iterdir() if folder.name.isdigit())
+
+
+def _cpu_s_if_of(session: int, folder: Path) -> float:
+    try:
+        fields = (folder / "stat").read_text().rpartition(") ")[2].split()
+    except OSError:  # it has ended
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if int(fields[3]) == session else 0.0
+
+
 @contextmanager
-def server(target: Path, log: Path, drafter: Path | None = None, algorithm: str = "", k: int = 0) -> Generator[str]:
-    """Its address, once it is ready."""
+def server(target: Path, log: Path, drafter: Path | None = None, algorithm: str = "", k: int = 0) -> Generator[Server]:
+    """Once it is ready."""
     python = os.environ.get("REFEREE_PYTHON", str(ROOT / ".venv-referee/bin/python"))
     if not Path(python).exists():
         sys.exit(f"{python} is not there: `make referee` makes it, or REFEREE_PYTHON names a Python that has vLLM.")
@@ -68,26 +88,26 @@ def server(target: Path, log: Path, drafter: Path | None = None, algorithm: str 
             if child.poll() is not None or time.monotonic() > deadline:
                 sys.exit(f"vLLM did not start; its log ({log}) says:\n{children.last_lines(log)}")
             time.sleep(0.5)
-        yield url
+        yield Server(url, child.pid)
     finally:
         children.stop(child)
 
 
-def ask(url: str, prompts: list[list[int]], *, max_tokens: int, concurrency: int) -> Served:
+def ask(server: Server, prompts: list[list[int]], *, max_tokens: int, concurrency: int) -> Served:
     """Greedy answers to all prompts, `concurrency` of them at any time."""
-    with httpx.Client(base_url=url, timeout=600) as client, ThreadPoolExecutor(concurrency) as pool:
+    with httpx.Client(base_url=server.url, timeout=600) as client, ThreadPoolExecutor(concurrency) as pool:
 
         def answer(prompt: list[int]) -> list[int]:
             body = {"model": NAME, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
             said = client.post("/v1/completions", json=body | {"return_token_ids": True}).raise_for_status().json()
             return said["choices"][0]["token_ids"]
 
-        before, began = _counters(client), time.perf_counter()
+        before, began, computed = _counters(client), time.perf_counter(), server.cpu_s()
         answers = list(pool.map(answer, prompts))
-        seconds = time.perf_counter() - began
+        seconds, cpu_s = time.perf_counter() - began, server.cpu_s() - computed
         gained = {name: value - before.get(name, 0) for name, value in _counters(client).items()}
     accepted = [value for name, value in sorted(gained.items()) if name.startswith("accepted_")]
-    return Served(sum(map(len, answers)), seconds, gained.get("drafts", 0), accepted, answers)
+    return Served(sum(map(len, answers)), seconds, cpu_s, gained.get("drafts", 0), accepted, answers)
 
 
 def _is_ready(url: str) -> bool:
