@@ -7,7 +7,7 @@ the plain model of its folder, which no hook listens to, and the ids of the run 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import torch
 
@@ -18,18 +18,9 @@ from draftfleet.storage import open_storage
 from trainer import algorithms, targets
 from trainer.devices import choose_device
 from trainer.examine import samples, states
+from trainer.examine.finding import Found
 from trainer.examine.reference import Reference
 from trainer.targets import Row, checked_layers
-
-
-class Found(NamedTuple):
-    """A finding in the doctor's shape."""
-
-    level: Literal["fault", "warning", "ok", "skipped"]
-    check: str
-    found: str
-    fix: str = ""
-    values: dict[str, Any] = {}  # noqa: RUF012 - a tuple's fields are not assigned to
 
 
 def look(settings: Settings) -> Iterator[dict[str, Any]]:

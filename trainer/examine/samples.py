@@ -19,10 +19,9 @@ from draftfleet.names import split_of
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from trainer.data import Kept, training_rows
+from trainer.examine.finding import Finding
 from trainer.examine.reference import Reference
 from trainer.targets import Row
-
-Finding = tuple[str, str, str, str, dict[str, Any]]
 
 NUM_ROWS = 16
 NUM_TOKENS = 1024

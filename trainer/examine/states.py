@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.examine.finding import Finding
 from trainer.examine.reference import Reference, States
 from trainer.targets import Captured, Row, Target
-
-Finding = tuple[str, str, str, str, dict[str, Any]]
 
 NUM_ROWS = 4
 NUM_TOKENS = 128

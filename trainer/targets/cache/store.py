@@ -182,5 +182,5 @@ def size_of(folder: Path) -> int:
 def _checksum(tensors: dict[str, Tensor]) -> str:
     crc = 0
     for name in sorted(tensors):
-        crc = zlib.crc32(memoryview(tensors[name].contiguous().view(torch.uint8).numpy()).cast("B"), crc)
+        crc = zlib.crc32(tensors[name].contiguous().view(torch.uint8).numpy().tobytes(), crc)
     return f"{crc:08x}"
