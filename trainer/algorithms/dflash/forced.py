@@ -9,6 +9,7 @@ from torch import Tensor
 
 from trainer.algorithms.dflash.algorithm import DFlash
 from trainer.algorithms.dflash.anchors import lay_out
+from trainer.algorithms.dflash.attention import Eager
 from trainer.targets import Captured
 
 BLOCKS_AT_ONCE = 64
@@ -36,8 +37,8 @@ def hits(algorithm: DFlash, captured: Captured, k: int) -> Tensor:
         algorithm.drafter.context(layout.hidden, layout.context_positions),
         algorithm.embed(layout.anchor_ids),
         layout.positions,
-        layout.chunks,
+        Eager(layout.chunks),
     )
     best = torch.cat([algorithm.logits(part).argmax(-1) for part in states.split(BLOCKS_AT_ONCE)])
-    found[layout.anchors[0].cpu()] = ((best == layout.labels) & layout.is_label).cpu()
+    found[layout.anchors[0]] = (best == layout.labels).cpu() & layout.is_label
     return found
