@@ -268,6 +268,7 @@ NAMES = {
         "vllm:kv_cache_usage_perc": 0.035,
         "vllm:num_preemptions_total": 0.0,
         "vllm:generation_tokens_total": 0.0,
+        "vllm:request_success_total": 0.0,
     },
     "sglang": {
         "sglang:num_running_reqs": 2.0,
@@ -275,6 +276,8 @@ NAMES = {
         "sglang:token_usage": 0.035,
         "sglang:num_retracted_requests_total": 0.0,
         "sglang:generation_tokens_total": 0.0,
+        "sglang:num_requests_total": 0.0,
+        "sglang:spec_accept_length": 0.0,
     },
     "llamacpp": {
         "llamacpp:requests_processing": 2.0,
