@@ -25,6 +25,8 @@ from draftfleet.storage import FileStorage
 from trainer import checkpoint
 from trainer.child import command
 
+pytestmark = pytest.mark.timeout(900)  # nine seconds of computing, in processes that a busy machine is slow to start
+
 TINY = Path(__file__).parents[2] / "examples" / "tiny-target"
 STEPS = 6
 
@@ -85,7 +87,7 @@ def start(folder: Path, size: int, trainings: list[dict[str, Any]], **env: str) 
 def ended(team: list[subprocess.Popen[bytes]], folder: Path) -> list[int]:
     """Exit codes. A process that hangs fails the test, with what it said."""
     try:
-        return [process.wait(280) for process in team]
+        return [process.wait(400) for process in team]
     finally:
         for rank, process in enumerate(team):
             children.stop(process, grace_s=0)
@@ -188,7 +190,7 @@ def test_torchrun_ends_all_processes_when_one_of_them_is_killed(
 
         victim.kill()
 
-        assert launcher.wait(100) != 0
+        assert launcher.wait(200) != 0
         assert not any(one.is_running() and one.status() != "zombie" for one in team)
     finally:
         children.stop(launcher, grace_s=0)
