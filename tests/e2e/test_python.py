@@ -34,6 +34,7 @@ METHOD_OF = {
 OF_NO_RUN = {
     "join": "a node's command: `work` with settings that the storage holds",
     "flower": "a web page; `up` serves it",
+    "capture-command": "prints a command, for a person to run beside an engine",
     "runs list": "of all runs",
     "presets": "a table of the documentation",
 }
