@@ -63,7 +63,7 @@ class Wandb:
             import wandb  # noqa: PLC0415 (imported on use)
         except ImportError as error:
             raise SettingsError(
-                f"trainer.trackers names wandb, which cannot be imported here ({error}): install the extra wandb, or "
+                f"trainer.trackers names wandb, which cannot be imported here ({error}): `pip install wandb`, or "
                 'leave it out: trainer.trackers = ["tensorboard"].'
             ) from None
         folder = run.drafter_dir(drafter)
