@@ -24,12 +24,14 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from parts import race_data, race_own_loop, race_page, race_vllm
@@ -64,10 +66,10 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
         "eagle3": MUON | {"trainer.step_decay": 1.0, "eagle3.head": "frozen"} | NORMS,
         "dflash": MUON,
     },
-    # Its defaults, but for the rate of its Muon, which is better here than its 1e-2.
+    # Its defaults, but for the rate of its Muon: 4e-3 is better than 1e-2 for EAGLE-3; for DFlash 5e-3 is as ours.
     "speculators": {"eagle3": {"muon_lr": 0.004}, "dflash": {"muon_lr": 0.005}},
 }
-"""Chosen by the acceptance of seed 0 on other prompts than those that are judged."""
+"""How they were found, and what was not tried: benchmarks/results/race_2-core-cpu_2026-11-30.md."""
 
 TURN = 5
 """Steps before the other's turn."""
@@ -210,7 +212,7 @@ def judge(algorithm: str) -> None:
 
 
 def curve(algorithm: str) -> None:
-    """The drafters on the way of seed 0, in our own loop: a dozen starts of vLLM less, and the same to 0.01."""
+    """The drafters on the way of seed 0, in our own loop: a dozen starts of vLLM less, and the same to 0.04."""
     prompts = json.loads((WORK / "judged.json").read_text())
     for trained in found(part="train", algorithm=algorithm, seed=0):
         for mark, tokens in list(zip(trained["marks"], trained["tokens_at"], strict=True))[1::2]:
@@ -311,7 +313,13 @@ VERBS: dict[str, Callable[[str], None]] = {
 }
 
 
+def end(number: int, frame: FrameType | None) -> None:
+    """As an interrupt does: servers are stopped on the way out, with the engines that they started."""
+    sys.exit(128 + number)
+
+
 def main() -> int:
+    signal.signal(signal.SIGTERM, end)
     parser = argparse.ArgumentParser(description="This project's trainer beside that of speculators.")
     parser.add_argument("part", nargs="?", choices=("all", "data", *VERBS, "page"), default="all")
     parser.add_argument("--algorithm", choices=ALGORITHMS, action="append")
