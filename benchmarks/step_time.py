@@ -76,9 +76,7 @@ class RandomTarget:
 
     def capture(self, batches: Iterable[list[Row]]) -> Iterator[list[Captured]]:
         for batch in batches:
-            yield [
-                Captured(row, torch.randn(len(row.ids), 3 * HIDDEN), torch.randn(len(row.ids), HIDDEN)) for row in batch
-            ]
+            yield [self._thought_of(row, len(row.ids)) for row in batch]
 
     def _thought_of(self, row: Row, tokens: int) -> Captured:
         return Captured(row, torch.randn(tokens, len(LAYERS) * HIDDEN), torch.randn(tokens, HIDDEN))

@@ -28,7 +28,7 @@ from trainer.algorithms import Algorithm
 from trainer.best import Acceptance
 from trainer.checkpoint import RandomStates
 from trainer.child import check_measuring
-from trainer.evaluate import load, prompt_ids
+from trainer.evaluate import limits_of, load, prompt_ids
 from trainer.measure import count
 from trainer.speculate import Answer, Limits, decode_with_drafter
 from trainer.targets import Target
@@ -129,7 +129,7 @@ class Judge:
         return question
 
     def _limits(self, question: Question) -> Limits:
-        return _limits(self._settings, self._target, question.max_tokens)
+        return limits_of(self._settings, self._target, question.max_tokens)
 
 
 def measure_all(settings: Settings) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def measure_all(settings: Settings) -> dict[str, Any]:
     newest = best.choose(run, name, "latest")
     algorithm, target = load(newest, settings)
     target.new_cache()
-    limits = _limits(settings, target, settings.evaluation.max_tokens)
+    limits = limits_of(settings, target, settings.evaluation.max_tokens)
     prompts = _prompts(run, settings, settings.evaluation.prompts, limits, path=target.path)
     if not prompts:
         raise TrainingError(
@@ -205,10 +205,6 @@ def accepted(
         seconds=time.monotonic() - began,
         asked=question.digest,
     )
-
-
-def _limits(settings: Settings, target: HfTarget, max_tokens: int) -> Limits:
-    return Limits(max_tokens, settings.target.context_tokens or int(target.config.max_position_embeddings))
 
 
 def _prompts(run: Run, settings: Settings, count: int, limits: Limits, *, path: str | None = None) -> list[list[int]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from threading import Event
@@ -110,6 +110,17 @@ def training_row(row: TurnRow, *, max_tokens: int, vocab_size: int) -> Kept | Re
     if min(ids) < 0 or max(ids) >= vocab_size:
         return "outside_vocabulary"
     return Kept(row.key, torch.tensor(ids, dtype=torch.int32), num_prompt_tokens)
+
+
+def kept_rows(run: Run, batches: Iterable[str], *, max_tokens: int, vocab_size: int) -> Iterator[list[Kept]]:
+    """Of each of these shards that can be read, what is trained on."""
+    for batch in batches:
+        try:
+            samples = run.read_samples(batch)
+        except (CorruptFile, FileNotFoundError):
+            continue
+        turns = [training_rows(one, max_tokens=max_tokens, vocab_size=vocab_size).values() for one in samples]
+        yield [row for rows in turns for row in rows if isinstance(row, Kept)]
 
 
 def is_finished(run: Run) -> bool:

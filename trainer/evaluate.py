@@ -77,8 +77,7 @@ def evaluate(settings: Settings, *, progress: bool, which: str = "") -> Evaluati
     run = Run.open(open_storage(settings.storage), settings.run)
     found = choose(run, settings.trainer.drafter, which)
     algorithm, target = load(found, settings)
-    context_tokens = settings.target.context_tokens or int(target.config.max_position_embeddings)
-    limits = Limits(knobs.max_tokens, context_tokens)
+    limits = limits_of(settings, target, knobs.max_tokens)
     everybody = list(asked(run, _with_target(settings, target.path)))
     judged = [one for one in everybody if limits.of(one.ids) > 1]
     if not judged:
@@ -189,6 +188,11 @@ def load(folder: Path, settings: Settings) -> tuple[Algorithm, HfTarget]:
         raise DrafterError(f"{folder} does not fit its own drafter.json: {error}") from None
     algorithm.drafter.eval()
     return algorithm, target
+
+
+def limits_of(settings: Settings, target: HfTarget, max_tokens: int) -> Limits:
+    """Answers of at most `max_tokens`, within the context that the target is served with."""
+    return Limits(max_tokens, settings.target.context_tokens or int(target.config.max_position_embeddings))
 
 
 def prompt_ids(run: Run, settings: Settings) -> Iterator[list[int]]:

@@ -41,7 +41,7 @@ def _look(settings: Settings) -> Iterator[Found]:
         yield Found("skipped", "samples", why)
         rows = states.random_rows(reference.vocab_size)
     else:
-        yield from (Found(*one) for one in samples.compare(reference, rows, run))
+        yield from samples.compare(reference, rows, run)
     few = states.few(rows)
     expected = [reference.states(row.ids) for row in few]
     reference.let_go()
@@ -53,8 +53,9 @@ def _look(settings: Settings) -> Iterator[Found]:
         yield Found("fault", "capture", str(error), f"trainer.target = {settings.trainer.target} must be able to work")
         return
     is_exact = target.embedding.dtype == torch.float32 and settings.trainer.target != "cache"
-    found = states.compare(target, reference, captured, asked=few, layers=layers, expected=expected, is_exact=is_exact)
-    yield from (Found(*one) for one in found)
+    yield from states.compare(
+        target, reference, captured, asked=few, layers=layers, expected=expected, is_exact=is_exact
+    )
 
 
 def _rows(settings: Settings, vocab_size: int) -> tuple[list[Row], Run | None]:

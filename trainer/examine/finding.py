@@ -6,12 +6,9 @@ from typing import Any, Literal, NamedTuple
 
 Level = Literal["fault", "warning", "ok", "skipped"]
 
-Finding = tuple[Level, str, str, str, dict[str, Any]]
-"""Level, check, what was found, what to do, and the numbers behind it."""
-
 
 class Found(NamedTuple):
-    """A finding by its names."""
+    """`fix`: what to do; `values`: the numbers behind it."""
 
     level: Level
     check: str

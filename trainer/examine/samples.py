@@ -14,12 +14,11 @@ from typing import Any
 
 import torch
 
-from draftfleet.errors import CorruptFile
 from draftfleet.names import split_of
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
-from trainer.data import Kept, training_rows
-from trainer.examine.finding import Finding
+from trainer.data import kept_rows
+from trainer.examine.finding import Found
 from trainer.examine.reference import Reference
 from trainer.targets import Row
 
@@ -39,22 +38,16 @@ SURE = 6.0
 def rows_of_run(run: Run, settings: Settings, vocab_size: int) -> list[Row]:
     """The first rows that would be trained on."""
     rows: list[Row] = []
-    for batch in run.done():
-        if split_of(batch) != "train":
-            continue
-        try:
-            found = run.read_samples(batch)
-        except (CorruptFile, FileNotFoundError):
-            continue
-        for sample in found:
-            kept = training_rows(sample, max_tokens=min(NUM_TOKENS, settings.trainer.max_length), vocab_size=vocab_size)
-            rows += [one.row() for one in kept.values() if isinstance(one, Kept)]
+    max_tokens = min(NUM_TOKENS, settings.trainer.max_length)
+    batches = (batch for batch in run.done() if split_of(batch) == "train")
+    for kept in kept_rows(run, batches, max_tokens=max_tokens, vocab_size=vocab_size):
+        rows += [one.row() for one in kept]
         if len(rows) >= NUM_ROWS:
             break
     return rows[:NUM_ROWS]
 
 
-def compare(reference: Reference, rows: list[Row], run: Run) -> Iterator[Finding]:
+def compare(reference: Reference, rows: list[Row], run: Run) -> Iterator[Found]:
     temperature = run.info.content.get("sampling.temperature")
     is_greedy = temperature == 0
     scale = float(temperature) if isinstance(temperature, int | float) and temperature > 0 else 1.0
@@ -81,8 +74,10 @@ def compare(reference: Reference, rows: list[Row], run: Run) -> Iterator[Finding
         "model, revision or quantisation: begin a new one"
     )
     if (is_sure and nats > FAULT_NATS) or (is_greedy and share < FAULT_GREEDY):
-        yield "fault", "samples", f"the target would not have said what the run recorded: {said}", fix, values
+        yield Found("fault", "samples", f"the target would not have said what the run recorded: {said}", fix, values)
     elif (is_sure and nats > WARNING_NATS) or (is_greedy and share < WARNING_GREEDY):
-        yield "warning", "samples", f"the target would hardly have said what the run recorded: {said}", fix, values
+        yield Found(
+            "warning", "samples", f"the target would hardly have said what the run recorded: {said}", fix, values
+        )
     else:
-        yield "ok", "samples", f"the target would have said what the run recorded: {said}", "", values
+        yield Found("ok", "samples", f"the target would have said what the run recorded: {said}", "", values)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.examine.finding import Finding
+from trainer.examine.finding import Found
 from trainer.examine.reference import Reference, States
 from trainer.targets import Captured, Row, Target
 
@@ -39,11 +39,11 @@ def few(rows: Sequence[Row]) -> list[Row]:
 def compare(
     target: Target, reference: Reference, captured: list[Captured], *,
     asked: list[Row], layers: list[int], expected: list[States], is_exact: bool,
-) -> Iterator[Finding]:  # fmt: skip
+) -> Iterator[Found]:  # fmt: skip
     """Findings on what was captured of the rows and layers that were asked for."""
     limit = EXACT if is_exact else ROUNDED
     if wrong := _rows_differ(asked, captured):
-        yield "fault", "rows", wrong, "the target hands on other rows than it was asked for: report it", {}
+        yield Found("fault", "rows", wrong, "the target hands on other rows than it was asked for: report it", {})
         return
     ends = {
         "embedding": _error(target.embedding, reference.embedding),
@@ -51,14 +51,16 @@ def compare(
     }
     if max(ends.values()) > limit:
         found = ", ".join(f"its {name} differs by {error:.2g}" for name, error in ends.items() if error > limit)
-        yield "fault", "ends", f"{found} of its length", "point target.path at the model that the target runs", ends
+        yield Found(
+            "fault", "ends", f"{found} of its length", "point target.path at the model that the target runs", ends
+        )
     else:
-        yield "ok", "ends", "embedding and head are the model's own", "", ends
+        yield Found("ok", "ends", "embedding and head are the model's own", "", ends)
 
     states = torch.cat([one.hidden for one in captured]).float().cpu().unflatten(-1, (len(layers), -1))
     if target.layers != layers:
         found = f"layers {layers} were asked for, the target says that it captured {target.layers}"
-        yield "fault", "layers", found, "configure the target for the layers of this drafter", {}
+        yield Found("fault", "layers", found, "configure the target for the layers of this drafter", {})
     for index, layer in enumerate(layers):
         yield _layer(layer, states[:, index], expected, reference, limit)
     yield _last(target, reference, captured, expected, limit)
@@ -75,7 +77,7 @@ def _rows_differ(asked: list[Row], captured: list[Captured]) -> str:
     return ""
 
 
-def _layer(layer: int, states: Tensor, expected: list[States], reference: Reference, limit: float) -> Finding:
+def _layer(layer: int, states: Tensor, expected: list[States], reference: Reference, limit: float) -> Found:
     """Which layer of the model these states (all T, D) are the output of."""
     errors = {
         other: _error(states, torch.cat([one.hidden[other + 1] for one in expected]))
@@ -88,28 +90,28 @@ def _layer(layer: int, states: Tensor, expected: list[States], reference: Refere
     values: dict[str, Any] = {"layer": layer, "nearest": nearest, "error": errors[layer]}
     if nearest == layer and errors[layer] <= limit:
         found = f"layer {layer} is hidden_states[{layer + 1}] of Hugging Face, to {errors[layer]:.1g}"
-        return "ok", "layers", found, "", values
+        return Found("ok", "layers", found, "", values)
     if nearest != layer and errors[nearest] <= limit:
         off = nearest - layer
         what = {1: "off by one, too late", -1: "off by one, too early"}.get(off, f"off by {off:+d}")
         found = f"what was captured at layer {layer} is the output of layer {nearest}: {what}"
         fix = "layer ids count from 0 and mean outputs; vLLM's and speculators' are larger by one (docs/targets.md)"
-        return "fault", "layers", found, fix, values
+        return Found("fault", "layers", found, fix, values)
     if nearest == layer and errors[layer] < UNLIKE:
         found = f"layer {layer} differs by {errors[layer]:.2g} of its length from the model's, {limit:g} are allowed"
         fix = "compare dtype, quantisation and RoPE scaling of what the target runs with target.path"
-        return "fault", "layers", found, fix, values
+        return Found("fault", "layers", found, fix, values)
     found = (
         f"what was captured at layer {layer} is the output of no layer of this model for these ids: the nearest, "
         f"layer {nearest}, differs by {errors[nearest]:.2g} of its length"
     )
     fix = "compare the token ids and the weights that the target runs with the row's and with target.path"
-    return "fault", "layers", found, fix, values
+    return Found("fault", "layers", found, fix, values)
 
 
 def _last(
     target: Target, reference: Reference, captured: list[Captured], expected: list[States], limit: float
-) -> Finding:
+) -> Found:
     last = torch.cat([one.last for one in captured])
     normed = torch.cat([one.hidden[-1] for one in expected])
     logits = torch.cat([one.logits for one in expected])
@@ -117,19 +119,19 @@ def _last(
     values = {"logits_error": error, "error": _error(reference.normed(last), normed)}
     if values["error"] <= limit and error <= limit:
         found = f"the last state is before the final norm: norm and head make the model's logits of it, to {error:.1g}"
-        return "ok", "last", found, "", values
+        return Found("ok", "last", found, "", values)
     if _error(last, normed) <= limit:
         found = "the last state has passed the final norm already; it would be normed twice"
-        return "fault", "last", found, "capture the residual stream that enters the final norm", values
+        return Found("fault", "last", found, "capture the residual stream that enters the final norm", values)
     for layer in range(reference.num_layers - 1):
         if _error(last, torch.cat([one.hidden[layer + 1] for one in expected])) <= limit:
             found = f"the last state is the output of layer {layer}, not of layer {reference.num_layers - 1}"
-            return "fault", "last", found, "capture the residual stream that enters the final norm", values
+            return Found("fault", "last", found, "capture the residual stream that enters the final norm", values)
     found = (
         f"norm and head do not make the model's logits of the last state: they differ by {error:.2g} of their length, "
         f"the normed state by {values['error']:.2g}, {limit:g} are allowed"
     )
-    return (
+    return Found(
         "fault",
         "last",
         found,

@@ -9,6 +9,7 @@ between them and the kind of the norm; safetensors of the layers are not read.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,9 +90,9 @@ def load(path: str, dtype: torch.dtype, device: torch.device) -> Ends:
     check_path(path)
     try:
         config: Any = AutoConfig.from_pretrained(path)
-        text_config = AutoConfig.from_pretrained(path).get_text_config()
     except UNREADABLE as error:
         raise unreadable(path, error) from None
+    text_config = copy.deepcopy(config).get_text_config()
     _drop_layers(config)
     with _quiet():
         ends = Ends(read(path, config=config, dtype=dtype, device_map={"": device}), path)

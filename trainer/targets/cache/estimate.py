@@ -6,12 +6,12 @@ import logging
 import math
 from dataclasses import dataclass
 
-from draftfleet.errors import CorruptFile, TargetError
+from draftfleet.errors import TargetError
 from draftfleet.logs import event
 from draftfleet.names import split_of
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
-from trainer.data import Kept, training_rows
+from trainer.data import kept_rows
 from trainer.targets.cache.store import GB, Store
 
 log = logging.getLogger(__name__)
@@ -34,15 +34,9 @@ def tokens_of(run: Run, settings: Settings, vocab_size: int) -> Tokens:
     chosen = done[:: max(1, math.ceil(len(done) / SHARDS_READ))]
     max_tokens = min(settings.trainer.max_length, settings.trainer.batch_tokens)
     count = num_read = 0
-    for batch in chosen:
-        try:
-            samples = run.read_samples(batch)
-        except (CorruptFile, FileNotFoundError):
-            continue
+    for rows in kept_rows(run, chosen, max_tokens=max_tokens, vocab_size=vocab_size):
         num_read += 1
-        for sample in samples:
-            rows = training_rows(sample, max_tokens=max_tokens, vocab_size=vocab_size).values()
-            count += sum(len(row.ids) for row in rows if isinstance(row, Kept))
+        count += sum(len(row.ids) for row in rows)
     return Tokens(count * len(done) // max(num_read, 1), len(done), num_read)
 
 

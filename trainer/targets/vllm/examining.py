@@ -35,8 +35,8 @@ SAY_EVERY_S = 30.0
 class Examiner:
     """`form` is complete once the first server has been looked at."""
 
-    def __init__(self, settings: Settings, ends: Ends, spool: Spool, layers: list[int], size: int = 1) -> None:
-        self._settings, self._ends, self._spool, self._size = settings, ends, spool, size
+    def __init__(self, settings: Settings, ends: Ends, spool: Spool, layers: list[int]) -> None:
+        self._settings, self._ends, self._spool = settings, ends, spool
         self.form = Form(layers, int(ends.config.hidden_size))
 
     def examine_all(self) -> None:
