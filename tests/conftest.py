@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from draftfleet import children, logs, ports
 from draftfleet.embedded import Embedded
@@ -64,6 +66,29 @@ def settings(redis_server: Embedded, storage: FileStorage) -> Settings:
 @pytest.fixture
 def run(storage: FileStorage) -> Run:
     return Run.create(storage, "run", {"target.model": MODEL, "sampling.max_tokens": 64}, {})
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A real Chromium, the system's. Nothing is downloaded, so where there is none these tests skip.
+
+    While it is open this thread has a running event loop, so a test beside it calls no `asyncio.run`.
+    """
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if program is None:
+        pytest.skip("wants a browser: apt-get install chromium")
+    with (
+        sync_playwright() as playwright,
+        playwright.chromium.launch(executable_path=program, args=["--no-sandbox"]) as chromium,
+    ):
+        yield chromium
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """An empty page in a profile of its own."""
+    with browser.new_context() as context:
+        yield context.new_page()
 
 
 @pytest.fixture(scope="session")
