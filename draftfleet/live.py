@@ -35,7 +35,8 @@ class GaugesReport(Part):
 
 
 class ServerReport(Part):
-    """`limit` is how many requests it may get at once, as of now, and `because` why it is that many."""
+    """`limit` is how many requests it may get at once, as of now, and `because` why it is that many. `speed` are the
+    tokens per second of one request; 0 until one has ended."""
 
     url: str
     state: ServerState
@@ -48,6 +49,16 @@ class ServerReport(Part):
     rows: int
     tokens: int
     tokens_per_s: float
+    speed: float = 0.0
+
+
+class LengthsReport(Part):
+    """Answers of rows of one source, counted by `lengths.bin_of` of their tokens: those that ended since this process
+    began, and those in flight by what there is of them."""
+
+    source: str
+    ended: dict[int, int] = Field(default_factory=dict[int, int])
+    going: dict[int, int] = Field(default_factory=dict[int, int])
 
 
 class RunReport(Part):
@@ -59,6 +70,7 @@ class RunReport(Part):
     truncated: int = 0
     failed: int = 0
     tokens: int = 0
+    lengths: list[LengthsReport] = Field(default_factory=list[LengthsReport])
 
 
 class WorkerReport(Part):

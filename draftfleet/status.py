@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from draftfleet import accounting, control, drawing, live, trainings
+from draftfleet import accounting, control, drawing, eta, live, trainings
 from draftfleet.accounting import Accountant
 from draftfleet.drafters import names, read
 from draftfleet.errors import QueueError
@@ -63,7 +63,8 @@ def show(settings: Settings, *, watch: bool, as_json: bool, repair: bool) -> int
 
 def collect(settings: Settings, accountant: Accountant) -> dict[str, Any]:
     """The state as plain data. Redis being away is part of the state, not an error."""
-    state = accounting.to_json(accountant.account())
+    account = accountant.account()
+    state = accounting.to_json(account)
     run = accountant.run
     state["drafters"] = drafters(run)
     state["control"] = control.read(run).model_dump()
@@ -71,12 +72,15 @@ def collect(settings: Settings, accountant: Accountant) -> dict[str, Any]:
     try:
         client = connect(settings)
         state["queue"] = {"waiting": queued(client, model_of(run)), "error": None}
-        state["workers"] = [report.to_json() for report in live.read(client)]
+        reports = live.read(client)
+        state["workers"] = [report.to_json() for report in reports]
+        state["eta"] = eta.of_run(accountant, account, reports).to_json()
         for name, (standing, trainer) in trainings.standing(client, run, settings.claims, state["drafters"]).items():
             state["drafters"][name] |= {"state": standing, "trainer": trainer}
     except (QueueError, redis.RedisError) as error:
         state["queue"] = {"waiting": None, "error": str(error)}
         state["workers"] = []
+        state["eta"] = eta.Estimate(why="Redis is away").to_json()
     return state
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import draftfleet
 from draftfleet import live
 from draftfleet.errors import DraftfleetError, ServerError
-from draftfleet.live import GaugesReport, ServerReport, WorkerReport
+from draftfleet.live import GaugesReport, RunReport, ServerReport, WorkerReport
 from draftfleet.redaction import redact
 from workers.batch import Batch
 from workers.node import Node
@@ -47,9 +47,15 @@ class Reporter:
                 batches_held=len(node.holdings.all()),
                 rows_waiting=node.pool.num_waiting,
                 rows_in_flight=node.pool.num_in_flight,
-                runs=node.holdings.reports(),
+                runs=self._runs(),
             ),
         )
+
+    def _runs(self) -> list[RunReport]:
+        lengths = self._node.pool.lengths()
+        return [
+            run.model_copy(update={"lengths": lengths.get(run.run_id, [])}) for run in self._node.holdings.reports()
+        ]
 
     def progress(self) -> bool:
         """One `task-progress` event per batch at work: its text is in Flower's column Result. False if none is."""
@@ -75,6 +81,7 @@ class Reporter:
             rows=server.rows,
             tokens=server.tokens,
             tokens_per_s=self._rate(server),
+            speed=server.concurrency.speed,
         )
 
     def _rate(self, server: Server) -> float:
