@@ -12,8 +12,11 @@ from dataclasses import replace
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.padding import Padding
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
+
+LONGEST_ELASTIC = 120
+"""Characters of an elastic cell in a paragraph."""
 
 
 class Fitted:
@@ -40,15 +43,16 @@ class Fitted:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for table in self._narrower():
-            if (self._least or self._width(console, options, table)) <= options.max_width:
-                yield table
+            least = self._least or self._width(console, options, table)
+            if least <= options.max_width:
+                yield self._with_elastic(table, self._elastic_least + options.max_width - least)
                 return
         if self._table.title:
             yield Text(str(self._table.title), style="italic")
         names = [str(column.header) for column in self._table.columns]
         has_name = self._table.columns[0].justify == "left"
         for row in zip(*(column.cells for column in self._table.columns), strict=True):
-            said = [(name, str(cell)) for name, cell in zip(names, row, strict=True) if str(cell)]
+            said = [(name, self._cut(name, str(cell))) for name, cell in zip(names, row, strict=True) if str(cell)]
             if has_name:
                 yield Text(f"  {said.pop(0)[1]}", style="bold")
             items = [Text.assemble((name, "dim"), " ", value) for name, value in said]
@@ -62,22 +66,28 @@ class Fitted:
             gone = self._leave[:num_left]
             table = copy(self._table)
             stay = [column for column in self._table.columns if str(column.header) not in gone]
-            table.columns = [self._shaped(replace(column, _index=index)) for index, column in enumerate(stay)]
+            table.columns = [replace(column, _index=index) for index, column in enumerate(stay)]
             yield table
-
-    def _shaped(self, column: Column) -> Column:
-        if str(column.header) == self._elastic:
-            column.no_wrap, column.overflow = True, "ellipsis"
-        return column
 
     def _width(self, console: Console, options: ConsoleOptions, table: Table) -> int:
         """What it takes at the least."""
-        narrow = copy(table)
-        narrow.columns = [
-            replace(column, max_width=self._elastic_least) if str(column.header) == self._elastic else column
+        narrow = self._with_elastic(table, self._elastic_least)
+        return Measurement.get(console, options.update(max_width=10_000), narrow).maximum
+
+    def _with_elastic(self, table: Table, most: int) -> Table:
+        """The elastic column is at most so wide."""
+        shaped = copy(table)
+        shaped.columns = [
+            replace(column, max_width=most, no_wrap=True, overflow="ellipsis")
+            if str(column.header) == self._elastic
+            else column
             for column in table.columns
         ]
-        return Measurement.get(console, options.update(max_width=10_000), narrow).maximum
+        return shaped
+
+    def _cut(self, name: str, cell: str) -> str:
+        is_long = name == self._elastic and len(cell) > LONGEST_ELASTIC
+        return cell[: LONGEST_ELASTIC - 1] + "…" if is_long else cell
 
 
 class Packed:

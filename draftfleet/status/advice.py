@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from draftfleet.status.figures import gigabytes, seconds
+from draftfleet.status.figures import seconds, size
 
 SILENT_S = 120.0
 """No token for so long from servers that count them: something stands still. `worker.stall_s` has passed then, too."""
@@ -72,7 +72,7 @@ def _redis(state: dict[str, Any]) -> Iterator[Word]:
         do = "make room on the disk of Redis: it cannot write its append-only file"
         yield Word("Redis cannot write its append-only file: what is queued may be lost. Make room on its disk.", do)
     if found["limit_bytes"] and found["used_bytes"] > NEARLY * found["limit_bytes"]:
-        used, limit = gigabytes(found["used_bytes"]), gigabytes(found["limit_bytes"])
+        used, limit = size(found["used_bytes"]), size(found["limit_bytes"])
         yield Word(f"Redis holds {used} of at most {limit}: raise its maxmemory.", "raise the maxmemory of Redis")
 
 
@@ -81,7 +81,7 @@ def _storage(state: dict[str, Any]) -> Iterator[Word]:
     free, least, needed = found["free_bytes"], found["min_free_bytes"], found["needed_bytes"]
     if free is None or not state["pending"]:
         return
-    where, left = found["url"], gigabytes(free)
+    where, left = found["url"], size(free)
     if free < least:
         yield Word(
             f"{where} has {left} left, and workers pause below storage.min_free_gb = {least / 1e9:g}: make room. "
@@ -90,7 +90,7 @@ def _storage(state: dict[str, Any]) -> Iterator[Word]:
         )
     elif needed is not None and needed > free - least:
         yield Word(
-            f"{where} has {left} left, and the pending rows need about {gigabytes(needed)}: make room in time.",
+            f"{where} has {left} left, and the pending rows need about {size(needed)}: make room in time.",
             f"make room in {where} before it is full",
         )
 

@@ -19,10 +19,10 @@ def seconds(value: float) -> str:
     return f"{hours // 24} d {hours % 24} h"
 
 
-def gigabytes(value: float) -> str:
-    """`0.004 GB`, `1.3 GB`, `812 GB`, `1,204 GB`."""
-    held = value / 1e9
-    return f"{held:,.0f} GB" if held >= 100 else f"{held:.1f} GB" if held >= 0.1 else f"{held:.3f} GB"
+def size(num_bytes: float) -> str:
+    """`0.4 MB`, `4 MB`, `1.3 GB`, `1,204 GB`."""
+    unit, held = ("GB", num_bytes / 1e9) if num_bytes >= 1e9 else ("MB", num_bytes / 1e6)
+    return f"{held:,.{int(held < 10)}f} {unit}"
 
 
 def share(value: float | None) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.progress_bar import ProgressBar
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -14,8 +13,8 @@ from draftfleet.status import figures
 from draftfleet.status.advice import warnings
 from draftfleet.tables import Fitted, Packed
 
-BAR = 40
-"""Columns of the bar, which stands in a line of its own."""
+LONGEST_BAR, SHORTEST_BAR = 40, 10
+"""Columns. Where there is room for less, the figures stand alone."""
 
 OUTCOMES = ("ok", "truncated", "failed")
 
@@ -63,6 +62,22 @@ def line(state: dict[str, Any]) -> str:
     return f"{said}. Next: {state['next']['do']}" if state["next"] else said
 
 
+class Bar:
+    """How much is done, and that in figures, in one line."""
+
+    def __init__(self, share: float, figures: str) -> None:
+        self._share = share
+        self._figures = figures
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = min(LONGEST_BAR, options.max_width - len(self._figures) - 1)
+        if width < SHORTEST_BAR:
+            yield Text(self._figures)
+            return
+        done = int(self._share * width)
+        yield Text.assemble(("━" * done, "green"), ("╌" * (width - done), "dim"), " ", self._figures)
+
+
 def _title(state: dict[str, Any]) -> Text:
     ordered = state["control"]
     said = [ordered["state"]] if ordered["state"] != "running" else []
@@ -82,8 +97,7 @@ def _percent(state: dict[str, Any]) -> str:
 def _progress(state: dict[str, Any]) -> list[RenderableType]:
     if not state["expected"]:
         return []
-    bar = ProgressBar(total=state["expected"], completed=finished(state), width=BAR)
-    return [bar, Text(f"{finished(state):,} of {_total(state)} rows{_percent(state)}")]
+    return [Bar(finished(state) / state["expected"], f"{finished(state):,} of {_total(state)} rows{_percent(state)}")]
 
 
 def _rows(state: dict[str, Any]) -> RenderableType:
@@ -129,21 +143,21 @@ def _wasted(state: dict[str, Any]) -> list[str]:
     if not (total := sum(causes.values())):
         return []
     kept = sum(server["tokens"] for worker in state["workers"] for server in worker["servers"])
-    parts = ", ".join(f"{cause} {tokens:,}" for cause, tokens in causes.items())
-    return [f"{total:,} tokens wasted ({total / max(kept + total, 1):.1%})", parts]
+    first, *others = [f"{cause} {tokens:,}" for cause, tokens in causes.items()]
+    return [f"{total:,} tokens wasted ({total / max(kept + total, 1):.1%}): {first}", *others]
 
 
 def _room(state: dict[str, Any]) -> list[str]:
     storage, held, items = state["storage"], state["redis"], list[str]()
     if storage["free_bytes"] is not None:
-        items.append(f"storage {figures.gigabytes(storage['free_bytes'])} left")
+        items.append(f"storage {figures.size(storage['free_bytes'])} left")
     if storage["needed_bytes"]:
-        items.append(f"about {figures.gigabytes(storage['needed_bytes'])} to come")
+        items.append(f"about {figures.size(storage['needed_bytes'])} to come")
     if held["used_bytes"] is not None:
-        limit = f" of {figures.gigabytes(held['limit_bytes'])}" if held["limit_bytes"] else ""
-        items.append(f"Redis {figures.gigabytes(held['used_bytes'])}{limit} in memory")
+        limit = f" of {figures.size(held['limit_bytes'])}" if held["limit_bytes"] else ""
+        items.append(f"Redis {figures.size(held['used_bytes'])}{limit} in memory")
     if held["disk_free_bytes"] is not None:
-        items.append(f"Redis disk {figures.gigabytes(held['disk_free_bytes'])} left")
+        items.append(f"Redis disk {figures.size(held['disk_free_bytes'])} left")
     return items
 
 
