@@ -9,7 +9,7 @@ shards, dead letters and outstanding batches, so that the second identity is a c
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +21,9 @@ from draftfleet.names import parent_of
 from draftfleet.outcomes import Counts, rank
 from draftfleet.records import Sample
 from draftfleet.runs import Run
+
+LOOKED_INTO = 24
+"""Prompt shards that are read to tell which sources wait: each once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +83,8 @@ class Accountant:
         self._counts: dict[tuple[str, int], Counts] = {}
         self._by_row: dict[tuple[str, int], dict[str, Counts]] = {}
         self._sizes: dict[str, int] = {}
+        self._outstanding: list[str] = []
+        self._sources: dict[str, Counter[str]] = {}
         self.again = Again(run)
 
     def account(self) -> Accounting:
@@ -88,7 +93,7 @@ class Accountant:
         done = self.done = self.run.done_bytes()
         split = self.run.split_sizes()
         dead = self.dead = self.run.dead()
-        outstanding = self.run.outstanding(done, dead)
+        self._outstanding = outstanding = self.run.outstanding(done, dead)
         self._samples, self._prompts = self.run.index.read("samples"), self.run.index.read("prompts")
         counts, corrupt = self._done(done, split, dead)
         again = self.again.correction(set(done), outstanding, split, dead, corrupt)
@@ -128,6 +133,15 @@ class Accountant:
         """Of each shard of the last account, as far as it is known without reading it."""
         read = {batch: counts for (batch, size), counts in self._counts.items() if self.done.get(batch) == size}
         return read | {batch: entry.counts for batch, entry in self.entries().items() if entry.counts is not None}
+
+    def sources_waiting(self) -> dict[str, float]:
+        """Shares by source among the rows that stood in no shard at the last look, from batches all over them."""
+        rows = Counter[str]()
+        for batch in self._outstanding[:: max(len(self._outstanding) // LOOKED_INTO, 1)]:
+            if batch not in self._sources:
+                self._sources[batch] = Counter(prompt.source for prompt in self.run.read_prompts(batch))
+            rows += self._sources[batch]
+        return {source: num / rows.total() for source, num in rows.items()}
 
     def _done(
         self, done: Mapping[str, int], split: dict[str, int], dead: dict[str, Sample]

@@ -18,9 +18,11 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from draftfleet.errors import BadRequest, DraftfleetError, Mismatch, Overload, ServerError, Transient, Unauthorized
+from draftfleet.live import LengthsReport
 from draftfleet.logs import event
 from draftfleet.records import Sample
 from workers.batch import Batch, Row
+from workers.lengths import LengthsSeen
 from workers.servers import Server, Servers
 from workers.tally import Tally
 
@@ -80,6 +82,7 @@ class Pool:
         self._max_tries = max_tries
         self.rank_of: Callable[[str], int] = lambda run_id: 0
         self._tally = tally or Tally()
+        self._lengths = LengthsSeen()
         self._paused = False
         self._draining = False
         self._waiting: dict[str, Waiting] = {}
@@ -98,6 +101,11 @@ class Pool:
     @property
     def num_in_flight(self) -> int:
         return len(self._tasks)
+
+    def lengths(self) -> dict[str, list[LengthsReport]]:
+        """Of answers, by run id."""
+        slots = list(self._slots.items())
+        return self._lengths.reports((row, server) for task, server in slots if (row := self._tasks.get(task)))
 
     def submit(self, batch: Batch, rows: Sequence[Row]) -> None:
         if not batch.stopped and not batch.is_retired:
@@ -234,6 +242,7 @@ class Pool:
             sample = await self._ask(row, server)
             self._free_slot(asyncio.current_task(), row)  # before the row turns to what is asked next
             tokens, seconds = row.cost(sample)
+            row.generated += max(tokens, 0)
             kept = row.answered(sample)
         except ServerError as error:
             fault = error
@@ -251,6 +260,8 @@ class Pool:
             row.batch.finish(kept)
             if kept.outcome == "unfinished":
                 self._again(row)
+            else:
+                self._lengths.end(row)
         if fault is not None:
             self._tally.faulted(server.url, fault, _lost_tokens(row, server))
             self._free_slot(asyncio.current_task(), row)
@@ -324,6 +335,7 @@ class Pool:
         log.warning(event("row failed", batch=row.batch.name, row=row_key, server=server.url, error=error))
         self._tally.answer(server.url, sample, 0, 0)
         row.batch.finish(sample)
+        self._lengths.end(row)
 
     async def _until_idle(self) -> None:
         while self._tasks:

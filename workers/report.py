@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import draftfleet
 from draftfleet import live
 from draftfleet.errors import DraftfleetError, ServerError
-from draftfleet.live import GaugesReport, ServerReport, WorkerReport
+from draftfleet.live import GaugesReport, RunReport, ServerReport, WorkerReport
 from draftfleet.redaction import redact
 from workers.batch import Batch
 from workers.filling import Filling
@@ -52,9 +52,15 @@ class Reporter:
                 rows_waiting=node.pool.num_waiting,
                 rows_in_flight=node.pool.num_in_flight,
                 wasted=node.tally.wasted_tokens(),
-                runs=node.holdings.reports(),
+                runs=self._runs(),
             ),
         )
+
+    def _runs(self) -> list[RunReport]:
+        lengths = self._node.pool.lengths()
+        return [
+            run.model_copy(update={"lengths": lengths.get(run.run_id, [])}) for run in self._node.holdings.reports()
+        ]
 
     def progress(self) -> bool:
         """One `task-progress` event per batch at work: its text is in Flower's column Result. False if none is."""
@@ -83,6 +89,7 @@ class Reporter:
             slot_s=round(self._filling.slot_s.get(server.url, 0.0), 1),
             busy_s=round(self._filling.busy_s.get(server.url, 0.0), 1),
             silent_s=round(server.watch.silent_s(time.monotonic()), 1),
+            speed=server.concurrency.speed,
         )
 
     def _rate(self, server: Server) -> float:

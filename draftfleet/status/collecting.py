@@ -8,7 +8,7 @@ from typing import Any
 
 import redis
 
-from draftfleet import accounting, control, drawing, live, trainings
+from draftfleet import accounting, control, drawing, eta, live, trainings
 from draftfleet.accounting import Accountant
 from draftfleet.errors import QueueError
 from draftfleet.live import WorkerReport
@@ -34,7 +34,8 @@ def collect(settings: Settings, accountant: Accountant, seen: Seen | None = None
     """The state as plain data. Redis being away is part of the state, not an error."""
     seen = seen or Seen()
     run = accountant.run
-    state = accounting.to_json(accountant.account())
+    account = accountant.account()
+    state = accounting.to_json(account)
     state["looked_at"] = round(time.time(), 3)
     state["model"] = model_of(run)
     state["drafters"] = drafters(run)
@@ -46,11 +47,13 @@ def collect(settings: Settings, accountant: Accountant, seen: Seen | None = None
         client = connect(settings)
         state["queue"] = {"waiting": queued(client, state["model"]), "error": None}
         reports = live.read(client)
+        state["eta"] = eta.of_run(accountant, account, reports).to_json()
         for name, (standing, trainer) in trainings.standing(client, run, settings.claims, state["drafters"]).items():
             state["drafters"][name] |= {"state": standing, "trainer": trainer}
         state["redis"] = room.of_redis(client, settings)
     except (QueueError, redis.RedisError) as error:
         state["queue"] = {"waiting": None, "error": str(error)}
+        state["eta"] = eta.Estimate(why="Redis is away").to_json()
     state["workers"] = [report.to_json() for report in reports]
     state["nodes"] = nodes(accountant, reports)
     state["throughput"] = throughput(accountant, reports, state["model"], seen.begin)
