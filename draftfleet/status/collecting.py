@@ -21,6 +21,9 @@ from draftfleet.status.failures import Failures
 from draftfleet.status.pace import Begin, nodes, throughput
 from draftfleet.status.training import drafters
 
+FORMAT = 1
+"""Of the state. Keys are added to it; should one be renamed or mean something else, this is raised."""
+
 
 @dataclass
 class Seen:
@@ -36,6 +39,7 @@ def collect(settings: Settings, accountant: Accountant, seen: Seen | None = None
     run = accountant.run
     account = accountant.account()
     state = accounting.to_json(account)
+    state["format"] = FORMAT
     state["looked_at"] = round(time.time(), 3)
     state["model"] = model_of(run)
     state["drafters"] = drafters(run)

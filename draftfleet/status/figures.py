@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+
 
 def seconds(value: float) -> str:
     """`45 s`, `12 min`, `3 h 20 min`, `4 d 6 h`."""
@@ -20,8 +22,9 @@ def seconds(value: float) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """`0.4 MB`, `4 MB`, `1.3 GB`, `1,204 GB`."""
-    unit, held = ("GB", num_bytes / 1e9) if num_bytes >= 1e9 else ("MB", num_bytes / 1e6)
+    """`12 kB`, `4.2 MB`, `1.3 GB`, `1,204 GB`."""
+    unit, bytes_of = next(one for one in UNITS if num_bytes >= one[1] or one is UNITS[-1])
+    held = num_bytes / bytes_of
     return f"{held:,.{int(held < 10)}f} {unit}"
 
 

@@ -43,7 +43,7 @@ def last(state: dict[str, Any]) -> RenderableType:
     """What a person should know, and in the last line what to do next, where there is something to do."""
     lines = [Text(warning, style="yellow") for warning in warnings(state)]
     if state["next"]:
-        lines.append(Text.assemble(("Next: ", "bold"), (state["next"]["do"], "bold")))
+        lines.append(Text(f"Next: {state['next']['do']}", style="bold"))
     return Group(*lines)
 
 
