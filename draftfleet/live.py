@@ -36,7 +36,11 @@ class GaugesReport(Part):
 
 class ServerReport(Part):
     """`limit` is how many requests it may get at once, as of now, and `because` why it is that many. `speed` are the
-    tokens per second of one request; 0 until one has ended."""
+    tokens per second of one request; 0 until one has ended.
+
+    `slot_s` are the seconds of slots that it offered while it was ready and this process held batches, `busy_s` those
+    that a request filled. `silent_s`: for so long it holds requests of ours and neither ends one nor moves on.
+    """
 
     url: str
     state: ServerState
@@ -49,6 +53,9 @@ class ServerReport(Part):
     rows: int
     tokens: int
     tokens_per_s: float
+    slot_s: float = 0.0
+    busy_s: float = 0.0
+    silent_s: float = 0.0
     speed: float = 0.0
 
 
@@ -76,7 +83,8 @@ class RunReport(Part):
 class WorkerReport(Part):
     """`waiting`: no server is ready. `paused`: the storage cannot be written. Times are seconds since the epoch.
 
-    `version` is the product's; empty where an older one reports.
+    `version` is the product's; empty where an older one reports. `wasted` are tokens that were generated for nothing
+    since the process began, by cause.
     """
 
     process: str
@@ -91,6 +99,7 @@ class WorkerReport(Part):
     batches_held: int = 0
     rows_waiting: int = 0
     rows_in_flight: int = 0
+    wasted: dict[str, int] = Field(default_factory=dict[str, int])
     runs: list[RunReport] = Field(default_factory=list[RunReport])
 
     def to_json(self) -> dict[str, Any]:

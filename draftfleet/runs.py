@@ -201,6 +201,10 @@ class Run:
         """What became of each row of a shard. Raises FileNotFoundError or CorruptFile."""
         return self._sampled(batch, shards.outcomes_in)
 
+    def columns(self, batch: str, names: Sequence[str]) -> list[dict[str, Any]]:
+        """These columns of each row of a shard, as far as it has them. Raises FileNotFoundError or CorruptFile."""
+        return self._sampled(batch, lambda raw: shards.columns_in(raw, names))
+
     def set_aside(self, batch: str) -> None:
         """Move a shard that cannot be read to corrupt/, so that its batch is no longer done.
 

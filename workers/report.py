@@ -13,6 +13,7 @@ from draftfleet.errors import DraftfleetError, ServerError
 from draftfleet.live import GaugesReport, RunReport, ServerReport, WorkerReport
 from draftfleet.redaction import redact
 from workers.batch import Batch
+from workers.filling import Filling
 from workers.node import Node
 from workers.servers import Server
 
@@ -29,9 +30,12 @@ class Reporter:
         self._node = node
         self._hostname = hostname
         self._seen: dict[str, deque[tuple[float, int]]] = {}
+        self._filling = Filling()
 
     def report(self) -> None:
         node = self._node
+        held = node.holdings.all()
+        self._filling.look(time.monotonic(), node.servers.ready if held else ())
         live.publish(
             node.redis,
             WorkerReport(
@@ -44,9 +48,10 @@ class Reporter:
                 model=node.model,
                 version=draftfleet.__version__,
                 servers=[self._server(server) for server in node.servers.present],
-                batches_held=len(node.holdings.all()),
+                batches_held=len(held),
                 rows_waiting=node.pool.num_waiting,
                 rows_in_flight=node.pool.num_in_flight,
+                wasted=node.tally.wasted_tokens(),
                 runs=self._runs(),
             ),
         )
@@ -81,6 +86,9 @@ class Reporter:
             rows=server.rows,
             tokens=server.tokens,
             tokens_per_s=self._rate(server),
+            slot_s=round(self._filling.slot_s.get(server.url, 0.0), 1),
+            busy_s=round(self._filling.busy_s.get(server.url, 0.0), 1),
+            silent_s=round(server.watch.silent_s(time.monotonic()), 1),
             speed=server.concurrency.speed,
         )
 
