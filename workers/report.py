@@ -11,6 +11,7 @@ import draftfleet
 from draftfleet import live
 from draftfleet.errors import DraftfleetError, ServerError
 from draftfleet.live import GaugesReport, RunReport, ServerReport, WorkerReport
+from draftfleet.queue import GENERATE
 from draftfleet.redaction import redact
 from workers.batch import Batch
 from workers.filling import Filling
@@ -70,7 +71,13 @@ class Reporter:
         in_flight = in_flight_text(self._node.servers.ready)
         with self._node.app.events.default_dispatcher(hostname=self._hostname) as dispatcher:
             for batch in batches:
-                dispatcher.send("task-progress", uuid=batch.task_id, result=f"{progress_text(batch)}, {in_flight}")
+                dispatcher.send(
+                    "task-progress",
+                    uuid=batch.task_id,
+                    name=GENERATE,
+                    args=f"{batch.run.name} {batch.name}",
+                    result=f"{progress_text(batch)}, {in_flight}",
+                )
         return True
 
     def _server(self, server: Server) -> ServerReport:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import (
     Field,
@@ -10,6 +10,7 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     SecretStr,
+    model_validator,
 )
 
 from draftfleet.settings.section import Section
@@ -167,13 +168,28 @@ class Claims(Section):
 class Flower(Section):
     """The web page on the workers."""
 
-    address: str = Field(default="127.0.0.1", description="Loopback: its /metrics and /healthcheck need no login.")
-    port: int = Field(default=5555, ge=0, le=65535, description="0: any free port.")
-    user: str = Field(default="draftfleet", description="Of the basic login.")
-    password: SecretStr | None = Field(
-        default=None, description="Of the basic login. Unset: made at random and printed."
+    address: str = Field(
+        default="127.0.0.1", description="Where it listens. It speaks no TLS: from elsewhere, by a tunnel or a proxy."
     )
+    port: int = Field(default=5555, ge=0, le=65535, description="0: any free port.")
+    user: str = Field(default="draftfleet", pattern=r"^[^:\s]+$", description="Login of who may act.")
+    password: SecretStr | None = Field(default=None, description="Of `user`. Unset: made at random and printed.")
     password_file: str | None = Field(default=None, description="File that holds `password`.")
+    viewer: str = Field(default="viewer", pattern=r"^[^:\s]+$", description="Login of who may look and not act.")
+    viewer_password: SecretStr | None = Field(default=None, description="Of `viewer`. Unset: there is no such login.")
+    viewer_password_file: str | None = Field(default=None, description="File that holds `viewer_password`.")
+    url_prefix: str = Field(
+        default="",
+        pattern=r"^([\w.-]+(/[\w.-]+)*)?$",
+        description="Path that a proxy serves it under, as `tools/flower`. Empty: its root.",
+    )
+    max_tasks: PositiveInt = Field(default=10_000, description="Tasks it keeps in memory; the oldest go.")
+
+    @model_validator(mode="after")
+    def _tells_its_logins_apart(self) -> Self:
+        if self.viewer == self.user:
+            raise ValueError(f"viewer and user are both {self.user!r}: give them different names")
+        return self
 
 
 class Logs(Section):
