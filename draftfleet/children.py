@@ -63,8 +63,13 @@ def stop(child: subprocess.Popen[bytes], *, grace_s: float = 10.0) -> int:
     """SIGTERM, then after `grace_s` seconds SIGKILL to its whole process group. Returns its exit code."""
     if child.poll() is None:
         child.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(grace_s)
+    return end(child, grace_s=grace_s)
+
+
+def end(child: subprocess.Popen[bytes], *, grace_s: float = 10.0) -> int:
+    """The same for one that was told to end already: a worker that is told twice does not finish what is in flight."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(grace_s)
     with contextlib.suppress(ProcessLookupError):  # nothing of its group is left
         os.killpg(child.pid, signal.SIGKILL)
     return child.wait()

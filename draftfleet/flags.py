@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -53,7 +54,7 @@ FLAGS = {
 }
 """From flag to settings path. A flag that is not given leaves its knob alone."""
 
-LONG_VERBS = ("produce", "work", "join", "trainer", "up", "flower")
+LONG_VERBS = ("generate", "produce", "work", "join", "trainer", "up", "flower")
 """Those that have a log file."""
 
 Text: TypeAlias = str | None
@@ -80,11 +81,14 @@ Drafter = Annotated[Text, typer.Option(metavar="NAME", help="The drafter: its fo
 Progress = Annotated[Bool, typer.Option(help="Bars on standard error. Unset: on a terminal.")]
 
 
-def read(ctx: typer.Context) -> Settings:
-    """What the flags of this call say, over environment and file. A named flag wins over `--set`."""
+def read(ctx: typer.Context, implied: Mapping[str, Any] | None = None) -> Settings:
+    """What the flags of this call say, over environment and file. A named flag wins over `--set`.
+
+    `implied` is what the verb means by its own flags: it wins over environment and file, any other flag over it.
+    """
     from draftfleet.settings import load  # noqa: PLC0415  brings pydantic and pyarrow, which the help can do without
 
-    settings = load(ctx.params["config"], said(ctx))
+    settings = load(ctx.params["config"], {**(implied or {}), **said(ctx)})
     begin_log(ctx, settings)
     return settings
 

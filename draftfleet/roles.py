@@ -37,7 +37,10 @@ ROLES = {
     "dead revive": "draftfleet.dead:revive",
     "dead export": "draftfleet.dead:export",
     "verify": "draftfleet.verify:show",
-    "up": "draftfleet.up:up",
+    "generate": "draftfleet.generate.run:generate",
+    "up": "draftfleet.up.foreground:up",
+    "down": "draftfleet.up.down:down",
+    "logs": "draftfleet.up.lines:show",
     "flower": "draftfleet.flower:serve",
 }
 """From verb to module and function. A verb of two words belongs to a group: `draftfleet runs list`."""
@@ -49,6 +52,10 @@ PARTS = {
     "target doctor": "workers.doctor:doctor_of_target",
     "target look": "trainer.examine:look",
     "bench found": "workers.bench:found",
+    "up detached": "draftfleet.up.detaching:detach",
+    "up status": "draftfleet.up.down:standing",
+    "refuse other": "producer.begun:refuse_other",
+    "served": "workers.serving:served",
     "prompts": "producer.preview:first_prompts",
     "every checkpoint": "trainer.acceptance:measure_all",
     "pins": "producer.produce:pins",

@@ -34,6 +34,7 @@ from draftfleet.redaction import redact
 __all__ = ["ROLES", "app", "main"]
 
 VERBS: dict[str, Callable[..., None]] = {
+    "generate": generation.generate,
     "produce": generation.produce,
     "import-data": importing.import_data,
     "presets": looking.presets,
@@ -63,6 +64,8 @@ VERBS: dict[str, Callable[..., None]] = {
     "dead revive": dead.revive,
     "dead export": dead.export,
     "up": generation.up,
+    "down": generation.down,
+    "logs": generation.logs,
     "flower": looking.flower,
     "fake-server": faking.fake_server,
     "settings": looking.list_settings,
