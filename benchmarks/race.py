@@ -65,7 +65,7 @@ RECIPES: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
     "draftfleet": {
         "eagle3": {f"Muon {rate}": EAGLE3 | {"trainer.lr": float(rate)} for rate in ("5e-3", "3.5e-3", "7e-3")}
         | {"Muon 3.5e-3, residual normed": EAGLE3 | {"trainer.lr": 0.0035, "eagle3.norm_before_residual": True}},
-        "dflash": {f"Muon {rate}": MUON | {"trainer.lr": float(rate)} for rate in ("5e-3", "3e-3", "8e-3")},
+        "dflash": {f"Muon {rate}": MUON | {"trainer.lr": float(rate)} for rate in ("5e-3", "3e-3", "8e-3", "1.2e-2")},
     },
     "speculators": {
         "eagle3": {
@@ -77,6 +77,7 @@ RECIPES: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
         "dflash": {
             "Muon 5e-3": {"muon_lr": 0.005},
             "Muon 3e-3": {"muon_lr": 0.003},
+            "Muon 8e-3": {"muon_lr": 0.008},
             "as shipped, Muon 1e-3": {},
         },
     },
