@@ -5,10 +5,11 @@
     python benchmarks/race.py steps   one part
 
     data     177,000 tokens of the tiny target's greedy answers, with its states, for both to read
+    tune     as many recipes of each trainer on one seed, by what drafters keep on the tuning prompts, in our own loop
     steps    the two trainers take turns, five steps each: CPU and wall seconds of a step, highest memory
     profile  where the time of a step goes
-    train    three seeds of each, to the same number of tokens, taking turns as well; folders that vLLM serves
-    judge    vLLM serves each of them: what it accepts on prompts that neither saw
+    train    three seeds of each one's best recipe, to the same number of tokens; folders that vLLM serves
+    judge    vLLM serves each of them: what it accepts on prompts that no training and no choice saw
     speed    vLLM with each drafter of seed 0, and alone, one request at a time and eight
     curve    acceptance of seed 0's drafters on the way, in our own loop
     page     what was measured, as the tables of benchmarks/results/race_*.md and as pictures
@@ -265,8 +266,8 @@ def judge(algorithm: str) -> None:
 
 
 def curve(algorithm: str) -> None:
-    """The drafters on the way of seed 0, in our own loop: a dozen starts of vLLM less, and the same to 0.04."""
-    prompts = json.loads((WORK / "judged.json").read_text())
+    """The drafters on the way of seed 0, on the tuning prompts, in our own loop: a dozen starts of vLLM less."""
+    prompts = json.loads((WORK / "tuning.json").read_text())
     for trained in judged(algorithm):
         marks = list(zip(trained["marks"], trained["tokens_at"], strict=True))
         for mark, tokens in marks[1::2] if trained["seed"] == 0 else []:
