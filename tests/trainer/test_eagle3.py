@@ -479,7 +479,9 @@ def test_a_new_drafter_has_the_targets_norm_and_head_and_depends_on_the_seed_alo
 
 def test_matrices_begin_smaller_where_muon_trains_them(target: HfTarget) -> None:
     spreads = {
-        name: float(algorithms.build(algorithms.configure(load(flags=flags), target), target).drafter.fc.weight.std())
+        name: float(
+            algorithms.build(algorithms.configure(load(flags=flags), target), target).drafter.fc.weight.detach().std()
+        )
         for name, flags in {"adamw": {}, "muon": {"trainer.optimizer": "muon"}}.items()
     }
 
