@@ -50,11 +50,10 @@ class Figures:
 
 
 class Looks:
-    """Makes figures of the state, with the time left by the pace since it began."""
+    """Makes figures of the state."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
-        self._began: tuple[float, int] | None = None
 
     def at(self, state: dict[str, Any]) -> Figures:
         """`state` is what `draftfleet status --json` says."""
@@ -70,17 +69,9 @@ class Looks:
             expected=expected,
             outcomes=outcomes,
             tokens_per_s=sum(server["tokens_per_s"] for server in servers),
-            left_s=self._left_s(done, expected),
+            left_s=state["eta"]["seconds"],
             servers=Counter(server["state"] for server in servers),
         )
-
-    def _left_s(self, done: int, expected: int) -> float | None:
-        if self._began is None:
-            self._began = time.monotonic(), done
-        began, before = self._began
-        if done == before:
-            return None
-        return (time.monotonic() - began) / (done - before) * (expected - done)
 
 
 class Display(Protocol):
