@@ -107,7 +107,6 @@ app = typer.Typer(
     cls=Verbs,
     help="Make a drafter for your own large model: ask it your prompts, store its answers, train on them.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
