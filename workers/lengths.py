@@ -29,14 +29,20 @@ class LengthsSeen:
         """By run id. What there is of an answer in flight is told from its time and the speed of its server."""
         going: defaultdict[Key, Counter[int]] = defaultdict(Counter)
         for row, server in in_flight:
-            made = (time.monotonic() - row.since) * server.concurrency.speed
-            going[_key(row)][bin_of(row.generated + min(made, row.sampling.max_tokens))] += 1
+            made = tokens_made(row, server, time.monotonic() - row.since)
+            going[_key(row)][bin_of(row.generated + made)] += 1
         found: defaultdict[str, list[LengthsReport]] = defaultdict(list)
         for run_id, source in sorted({*self._ended, *going}):
             key = run_id, source
             ended = dict(self._ended.get(key, Counter[int]()))
             found[run_id].append(LengthsReport(source=source, ended=ended, going=going.get(key, Counter[int]())))
         return found
+
+
+def tokens_made(row: Row, server: Server, seconds: float) -> int:
+    """How many the server has generated of an answer after so long, by its usual speed."""
+    generated = seconds / server.seconds_per_token if server.seconds_per_token else 0
+    return min(int(generated), row.sampling.max_tokens)
 
 
 def _key(row: Row) -> Key:

@@ -22,7 +22,7 @@ from draftfleet.live import LengthsReport
 from draftfleet.logs import event
 from draftfleet.records import Sample
 from workers.batch import Batch, Row
-from workers.lengths import LengthsSeen
+from workers.lengths import LengthsSeen, tokens_made
 from workers.servers import Server, Servers
 from workers.tally import Tally
 
@@ -136,7 +136,9 @@ class Pool:
         tasks = [task for task, its in self._slots.items() if its is server][::-1][:most]
         if most is None:
             for task in tasks:
-                self._tally.wasted(server.url, "stalled", _lost_tokens(self._tasks[task], server))
+                self._tally.wasted(
+                    server.url, "stalled", tokens_made(self._tasks[task], server, self._tasks[task].moved())
+                )
         self._recalled.update(tasks)
         await self._cancel(tasks)
         return sum(task.cancelled() for task in tasks)
@@ -249,7 +251,7 @@ class Pool:
         except asyncio.CancelledError:
             if asyncio.current_task() not in self._recalled:
                 cause = "lost claim" if row.batch.stopped == "lost" else "drained"
-                self._tally.wasted(server.url, cause, _lost_tokens(row, server))
+                self._tally.wasted(server.url, cause, tokens_made(row, server, row.moved()))
             raise
         except Exception as error:
             log.exception(event("row raised", batch=row.batch.name, row=row.prompt.row_key, server=server.url))
@@ -263,7 +265,7 @@ class Pool:
             else:
                 self._lengths.end(row)
         if fault is not None:
-            self._tally.faulted(server.url, fault, _lost_tokens(row, server))
+            self._tally.faulted(server.url, fault, tokens_made(row, server, row.moved()))
             self._free_slot(asyncio.current_task(), row)
             self.fill()  # the slot is another's while the fault is looked into
             await self._faulted(row, server, fault)
@@ -346,9 +348,3 @@ class Pool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _lost_tokens(row: Row, server: Server) -> int:
-    """How many the server has generated, by its usual speed, of an answer that nobody gets."""
-    generated = row.moved() / server.seconds_per_token if server.seconds_per_token else 0
-    return min(int(generated), row.sampling.max_tokens)
