@@ -53,7 +53,9 @@ def test_bash_completes_verbs_runs_drafters_nodes_and_presets(
         Run.create(storage, name, {"target.model": "tiny"}, {})
     storage.put("qwen3/drafters/eagle3/drafter-settings.json", b"{}")
     report = WorkerReport(process="node-7-ab", host="node", pid=7, started_at=0, state="working")
-    live.publish(connect(settings), report)
+    client = connect(settings)
+    live.publish(client, report)
+    client.persist("draftfleet:live:node-7-ab")
     env = environment(settings)
 
     said = subprocess.run(
