@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import tempfile
 import time
 from collections.abc import Callable
@@ -49,7 +50,8 @@ def main() -> None:
 def draw(state: dict[str, Any], columns: int, theme: TerminalTheme, file: Path) -> None:
     console = Console(record=True, width=columns, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     console.print(render(state))
-    console.save_svg(str(file), title="draftfleet status", theme=theme)
+    drawn = console.export_svg(title="draftfleet status", theme=theme)
+    file.write_text(re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL))  # the page's reader may be offline
 
 
 def at_work(folder: Path) -> dict[str, Any]:
