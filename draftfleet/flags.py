@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from draftfleet import logs
+from draftfleet import completing, logs
 
 if TYPE_CHECKING:
     from draftfleet.settings import Settings
@@ -64,7 +64,9 @@ Bool: TypeAlias = bool | None
 
 # Of every verb.
 Config = Annotated[Path | None, typer.Option(metavar="FILE", help="Settings. Unset: draftfleet.toml, if there.")]
-Run = Annotated[Text, typer.Option(metavar="NAME", help="The run: its folder in the storage.")]
+Run = Annotated[
+    Text, typer.Option(metavar="NAME", help="The run: its folder in the storage.", autocompletion=completing.runs)
+]
 Storage = Annotated[Text, typer.Option(metavar="URL", help="What all nodes share: a folder or s3://BUCKET/PREFIX.")]
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any knob: worker.drain_s=30. Repeatable.")
@@ -77,7 +79,9 @@ Servers = Annotated[
     list[str] | None, typer.Option(metavar="URL[,URL...]", help="Local inference servers, without /v1. Repeatable.")
 ]
 Concurrency = Annotated[Int, typer.Option(metavar="N", help="Requests in flight per server. Unset: adaptive.")]
-Drafter = Annotated[Text, typer.Option(metavar="NAME", help="The drafter: its folder in the run.")]
+Drafter = Annotated[
+    Text, typer.Option(metavar="NAME", help="The drafter: its folder in the run.", autocompletion=completing.drafters)
+]
 Progress = Annotated[Bool, typer.Option(help="Bars on standard error. Unset: on a terminal.")]
 
 

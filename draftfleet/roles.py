@@ -22,7 +22,7 @@ ROLES = {
     "bench": "workers.bench:bench",
     "export-data": "draftfleet.export_data.export:export",
     "join": "workers.app:work",
-    "status": "draftfleet.status:show",
+    "status": "draftfleet.status.showing:show",
     "pause": "draftfleet.orders:pause",
     "resume": "draftfleet.orders:resume",
     "cancel": "draftfleet.orders:cancel",
@@ -58,6 +58,7 @@ PARTS = {
     "served": "workers.serving:served",
     "prompts": "producer.preview:first_prompts",
     "every checkpoint": "trainer.acceptance:measure_all",
+    "preset names": "producer.presets:names",
     "pins": "producer.produce:pins",
 }
 """What a role has for another verb than its own: no verbs."""

@@ -21,6 +21,7 @@ A batch holds prompts of one split, which its id begins with.
 
 from __future__ import annotations
 
+import difflib
 import json
 import time
 import zlib
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
 from draftfleet import index, shards
-from draftfleet.errors import CorruptFile, RunConflict, RunMissing
+from draftfleet.errors import CorruptFile, RunConflict, RunMissing, StorageError
 from draftfleet.index import Entry, Index, Kind
 from draftfleet.names import parent_of, parts_of
 from draftfleet.outcomes import Counts
@@ -85,8 +86,8 @@ class Run:
             raw = storage.read(f"{name}/run.json")
         except FileNotFoundError:
             raise RunMissing(
-                f"run {name} is not in {storage.url}: make it with `draftfleet produce --run {name}`, "
-                "or point storage.url at the folder that holds it."
+                f"run {name} is not in {storage.url}{_near(storage, name)}: make it with `draftfleet produce --run "
+                f"{name}`, or point storage.url at the folder that holds it."
             ) from None
         try:
             info = RunInfo.from_json(raw)
@@ -319,6 +320,16 @@ class Run:
 
     def _samples(self, batch: str) -> str:
         return f"{self.name}/samples/{batch}.parquet"
+
+
+def _near(storage: Storage, name: str) -> str:
+    """`, which has qwen3 and qwen3-thinking`: the runs with the nearest names, else some that are there."""
+    try:
+        there = sorted(one for one in storage.folders() if not one.startswith("."))
+    except StorageError:  # one that may be read and not listed
+        return ""
+    names = difflib.get_close_matches(name, there, n=3) or there[:3]
+    return f", which has {' and '.join(names)}" if names else ", which has no run"
 
 
 def _rows_in(raw: bytes) -> int:

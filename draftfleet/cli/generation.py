@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftfleet import results
+from draftfleet import completing, results
 from draftfleet.cli.role import role, shows_bars
 from draftfleet.flags import (
     Bool,
@@ -36,7 +36,11 @@ def produce(
     ctx: typer.Context,
     data: Annotated[
         list[str] | None,
-        typer.Argument(metavar="DATA", help="Files, a folder, a data set on the hub, or preset:NAME."),
+        typer.Argument(
+            metavar="DATA",
+            help="Files, a folder, a data set on the hub, or preset:NAME.",
+            autocompletion=completing.data,
+        ),
     ] = None,
     *,
     model: Model = None,
