@@ -81,32 +81,34 @@ class Judge:
 
     def is_due(self, step: int) -> bool:
         every = self._knobs.evaluate_steps
-        return every > 0 and (step % every == 0 or step == self._knobs.max_steps)
+        return every > 0 and step > 0 and (step % every == 0 or step == self._knobs.max_steps)
 
-    def measure(self, step: int) -> Acceptance | None:
-        """Measure the weights as they are, write it into the checkpoint of this step, and say which is the best now.
+    def measure(self, step: int, tell: Callable[[Acceptance], object]) -> bool:
+        """Measure the weights as they are, write it into the checkpoint of this step, tell it, and name the best.
 
-        None if there is nothing to measure on yet, or if asked to stop before the end. Every process must call it.
+        Does nothing where it was measured, or while there is nothing to measure on. False if asked to stop before the
+        end. Every process must call it.
         """
-        found = self._measured(step) if self._team.leads else None
-        self._team.share(True if self._team.leads else None)
-        return found
+        return self._team.share(self._measure(step, tell) if self._team.leads else None)
 
-    def _measured(self, step: int) -> Acceptance | None:
+    def _measure(self, step: int, tell: Callable[[Acceptance], object]) -> bool:
         question = self._question(step)
-        if question is None:
-            return None
         name = self._knobs.drafter
+        folder = self._run.drafter_dir(name)
+        path = checkpoint.of_step(folder, step)
+        before = Acceptance.find(path)
+        if question is None or (before is not None and before.asked == question.digest):
+            return True
         said = accepted(self._algorithm, self._target, question, self._limits(question), step=step, stop=self._stop)
         if said is None or not self._may_put():
-            return None
-        folder = self._run.drafter_dir(name)
-        said.record(checkpoint.of_step(folder, step))
+            return False
+        said.record(path)
         leading = best.announce(self._run, name) or said
         checkpoint.prune(folder, self._knobs.keep_checkpoints, best.spared(folder))
         drafters.share(self._run, name, "checkpoints")
         log.info(_event(self._run, name, said, best_step=leading.step))
-        return said
+        tell(said)
+        return True
 
     def _question(self, step: int) -> Question | None:
         """The one that was chosen, or, once there are prompts enough, a new one."""

@@ -21,7 +21,8 @@ from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.storage import Storage, open_storage
 from draftfleet.wire import TrainMessage
-from trainer.child import Claim, check_measuring, check_processes, supervise
+from trainer.child import check_measuring, check_processes, supervise
+from trainer.claim import Claim
 from trainer.pinned import pin, with_pinned
 from trainer.progress import Progress
 from trainer.scrape import TrainingCollector

@@ -68,6 +68,20 @@ def test_training_makes_the_loss_fall_and_says_how_it_got_on(
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["step-000050", "step-000060"]
 
 
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_no_hidden_states_are_asked_for_that_no_step_takes(
+    run: Run, knobs: Trainer, samples: Any, toy_target: Any, toy_algorithm: Callable[..., Any], prefetch: int
+) -> None:
+    samples.put("train-000000")
+    run.seal({})
+    knobs = knobs.model_copy(update={"max_steps": 3, "accumulation": 2, "prefetch": prefetch})
+
+    assert fit(run, knobs, toy_target, toy_algorithm(), Team.alone(), stop=NEVER)
+    assert len(toy_target.seen) == 6
+    assert fit(run, knobs.model_copy(update={"max_steps": 4}), toy_target, toy_algorithm(), Team.alone(), stop=NEVER)
+    assert len(toy_target.seen) == 8
+
+
 def test_accumulated_batches_weigh_by_their_tokens_and_not_by_their_number(
     run: Run, knobs: Trainer, samples: Any, toy_target: Any, toy_algorithm: Callable[..., Any]
 ) -> None:
