@@ -86,10 +86,12 @@ def supervise(
     if stop.is_set():
         log.info(event("training stopped", run=run.name, drafter=drafter, at=shown))
         return f"stopped: {shown}"
+    is_kept = any(run.storage.folders(f"{run.name}/drafters/{drafter}/checkpoints"))
+    again = "goes on from its latest checkpoint" if is_kept else "begins it anew, with other settings if they are given"
     raise TrainingError(
         f"training of drafter {drafter} of run {run.name} ended with {_ending(code)} at {shown}:\n"
         f"{_last_words(output, said_before)}\n"
-        f"All it said is in {output}. `draftfleet train` goes on from its latest checkpoint."
+        f"All it said is in {output}. `draftfleet train --drafter {drafter}` {again}."
     )
 
 

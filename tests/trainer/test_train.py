@@ -223,6 +223,24 @@ def test_settings_of_a_drafter_are_pinned_and_each_difference_is_named(run: Run)
     assert with_pinned(run, "d", settings()).trainer.lr == 1e-4
 
 
+def test_a_drafter_that_failed_before_its_first_checkpoint_takes_other_settings(run: Run) -> None:
+    pin(run, settings(layers=[7, 99], lr=2e-3))
+    with pytest.raises(RunConflict):
+        pin(run, settings(layers=[1, 3]))  # it may be at work
+    Progress.fail(run, "d", 12, "trainer.layers = [7, 99]: the target has layers 0 to 7")
+
+    pin(run, settings(layers=[1, 3]))
+    held = with_pinned(run, "d", settings()).trainer
+    assert (held.layers, held.lr) == ([1, 3], 2e-3)
+    pin(run, Settings.model_validate({"run": "toy", "trainer": {"drafter": "d", "algorithm": "dflash"},
+                                      "dflash": {"block_size": 4}}))  # fmt: skip
+    assert with_pinned(run, "d", settings()).dflash.block_size == 4
+
+    (run.drafter_dir("d") / "checkpoints/step-000005").mkdir(parents=True)
+    with pytest.raises(RunConflict, match=r"trainer\.layers"):
+        pin(run, settings(layers=[1, 4]))
+
+
 def test_knobs_that_do_not_change_the_drafter_may_change(run: Run) -> None:
     pin(run, settings(log_steps=10, processes=1))
 

@@ -60,7 +60,7 @@ class Side:
         )
 
     async def ask(self, question: Question, salt: str) -> Answer:
-        """Raises ServerError, Mismatch of one that does not count. Prompts with another `salt` share no prefix with it in vLLM's cache."""
+        """Raises ServerError. Prompts with another `salt` share no prefix with it in vLLM's cache."""
         ask = self.ask_of(question)
         path, body = self.dialect.request(ask)
         body = {**body, "stream": True}
