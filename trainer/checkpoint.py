@@ -27,6 +27,7 @@ from torch import Tensor
 from draftfleet.errors import CorruptFile, RunBusy, StorageUnwritable
 from draftfleet.logs import event
 from trainer import drafter
+from trainer.batches import ORDER
 from trainer.data import START, Journal, Position
 from trainer.drafter import DrafterConfig
 
@@ -67,7 +68,7 @@ class RandomStates:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One that was read back, on the CPU."""
+    """One that was read back, on the CPU. `order` is the way in which its training ordered batches."""
 
     config: DrafterConfig
     tensors: dict[str, Tensor]
@@ -75,6 +76,7 @@ class Checkpoint:
     optimizer: dict[str, Any]
     random: RandomStates
     journal: Journal
+    order: str
 
 
 def write(
@@ -101,6 +103,7 @@ def write(
         random_states = RandomStates.now()
         stored = {
             "state": {**asdict(state), "position": list(state.position)},
+            "order": ORDER,
             "optimizer": optimizer,
             "random": {"torch": random_states.torch, "cuda": random_states.cuda, "python": random_states.python},
         }
@@ -162,7 +165,13 @@ def read(path: Path) -> Checkpoint:
         fields["position"] = Position(*fields["position"])
         journal = Journal.from_json(json.loads((path / JOURNAL).read_text()))
         return Checkpoint(
-            config, tensors, State(**fields), stored["optimizer"], RandomStates(**stored["random"]), journal
+            config,
+            tensors,
+            State(**fields),
+            stored["optimizer"],
+            RandomStates(**stored["random"]),
+            journal,
+            stored.get("order", ""),
         )
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, EOFError, pickle.UnpicklingError) as error:
         raise CorruptFile(
@@ -186,7 +195,10 @@ def prune(folder: Path, keep: int, spare: Path | None = None) -> None:
     """Delete all whole checkpoints but the latest `keep` and `spare`."""
     for path in list(whole(folder))[keep:]:
         if path != spare:
-            shutil.rmtree(path)
+            try:
+                shutil.rmtree(path)
+            except OSError as error:
+                log.warning(event("checkpoint not deleted", checkpoint=path, error=error))
     for path in (folder / "checkpoints").glob(".step-*"):  # what a writer that was killed left behind
         shutil.rmtree(path, ignore_errors=True)
 

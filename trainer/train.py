@@ -36,6 +36,7 @@ from draftfleet.storage import open_storage
 from trainer import algorithms, best, checkpoint, claim, drafter, metrics, optimizers, targets
 from trainer.acceptance import Judge
 from trainer.algorithms import Algorithm
+from trainer.batches import ORDER
 from trainer.best import Acceptance
 from trainer.checkpoint import State
 from trainer.child import check_processes
@@ -276,6 +277,15 @@ def _resume(folder: Path, algorithm: Algorithm, optimizer: Optimizer, team: Team
     algorithm.drafter.load_state_dict(held.tensors)
     optimizer.load_state_dict(held.optimizer)
     held.random.restore()
+    if held.order != ORDER and held.state.position.batch:
+        log.warning(
+            event(
+                "batches are ordered otherwise than when the checkpoint was written",
+                checkpoint=path,
+                so=f"what is left of epoch {held.state.position.epoch} has some rows again and lacks others; "
+                "the epochs after it have all",
+            )
+        )
     log.info(event("training resumed", checkpoint=path, step=held.state.step, tokens=held.state.tokens))
     return held.state, held.journal
 
