@@ -107,8 +107,7 @@ def write(
             "optimizer": optimizer,
             "random": {"torch": random_states.torch, "cuda": random_states.cuda, "python": random_states.python},
         }
-        with (staged / STATE).open("wb") as file:  # a file of ours, since torch's own hides why it could not write
-            torch.save(stored, file)
+        _save(stored, staged / STATE)
         (staged / JOURNAL).write_text(json.dumps(journal.to_json(), indent=1) + "\n")
         for path in (*staged.iterdir(), staged):
             _sync(path)
@@ -130,6 +129,17 @@ def write(
         shutil.rmtree(staged, ignore_errors=True)
     prune(folder, keep, spare)
     return final
+
+
+def _save(stored: dict[str, Any], path: Path) -> None:
+    """Raises OSError. To a file of ours, since torch's own hides why it could not write."""
+    with path.open("wb") as file:
+        try:
+            torch.save(stored, file)
+        except RuntimeError as error:  # nor can it end an archive that could not be written to
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
 
 
 def latest(folder: Path) -> Path | None:

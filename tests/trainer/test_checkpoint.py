@@ -125,15 +125,21 @@ def test_a_writer_that_was_killed_leaves_the_checkpoint_before_it(tmp_path: Path
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-000005", "step-000010"]
 
 
-def test_a_full_folder_is_said_so_and_the_checkpoint_before_it_stays(tmp_path: Path, config: Any) -> None:
+@pytest.mark.parametrize("limit_bytes", [500, 100_000], ids=["before the optimizer", "within it"])
+def test_a_full_folder_is_said_so_and_the_checkpoint_before_it_stays(
+    tmp_path: Path, config: Any, limit_bytes: int
+) -> None:
     older = write(tmp_path, 5, config=config)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
-    resource.setrlimit(resource.RLIMIT_FSIZE, (500, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
     try:
         with pytest.raises(StorageUnwritable, match="Make room"):
-            write(tmp_path, 10, config=config)
+            checkpoint.write(
+                tmp_path, config=config, tensors={"weight": torch.ones(2)}, state=State(step=10),
+                optimizer={"moments": torch.zeros(100_000)}, journal=Journal(), keep=2,
+            )  # fmt: skip
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, ignored)
