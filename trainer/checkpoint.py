@@ -24,8 +24,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from draftfleet.errors import CorruptFile, RunBusy, StorageUnwritable
+from draftfleet.errors import CorruptFile, RunBusy, StorageUnreadable, StorageUnwritable
 from draftfleet.logs import event
+from draftfleet.runs import Run
 from trainer import drafter
 from trainer.batches import ORDER
 from trainer.data import START, Journal, Position
@@ -77,6 +78,15 @@ class Checkpoint:
     random: RandomStates
     journal: Journal
     order: str
+
+
+def expect_place(run: Run, step: int) -> None:
+    """Raises StorageUnreadable where the run is gone: what lies below a mount would take the checkpoint and hide it."""
+    if not run.storage.exists(f"{run.name}/run.json"):
+        raise StorageUnreadable(
+            f"{run.storage.url} has no run {run.name} any more, so the checkpoint of step {step} is not written: mount "
+            "the file system again, or bring the folder back. Then `draftfleet train` goes on from the one before."
+        )
 
 
 def write(

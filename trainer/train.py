@@ -131,6 +131,7 @@ def fit(
 
         def save() -> None:
             if team.leads:
+                checkpoint.expect_place(run, state.step)
                 checkpoint.write(
                     folder,
                     config=algorithm.config,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from draftfleet.errors import RunConflict, SettingsError, TrainingError
+from draftfleet.errors import RunConflict, SettingsError, StorageUnreadable, TrainingError
 from draftfleet.runs import Run
 from draftfleet.settings import Settings, Trainer
 from trainer import checkpoint
@@ -171,6 +173,26 @@ def test_a_corrupt_shard_does_not_stop_the_training_and_is_counted(
     progress = Progress.read(run, "d")
     assert progress is not None
     assert (progress.step, progress.corrupt_shards) == (longer.max_steps, 1)
+
+
+def test_a_storage_that_is_gone_gets_no_checkpoint_in_its_place(
+    run: Run, knobs: Trainer, samples: Any, toy_target: Any, toy_algorithm: Callable[..., Any], tmp_path: Path
+) -> None:
+    samples.put("train-000000")
+    run.seal({})
+    knobs = knobs.model_copy(update={"trackers": []})
+    mounted, aside = tmp_path / "storage", tmp_path / "unmounted"
+    toy_target.on_batch = lambda count: mounted.rename(aside) if count == 7 else None
+
+    with pytest.raises(
+        StorageUnreadable, match=r"has no run toy any more, so the checkpoint of step 10 is not written"
+    ):
+        fit(run, knobs, toy_target, toy_algorithm(), Team.alone(), stop=NEVER)
+
+    assert not list(mounted.glob("toy/drafters/d/checkpoints/*"))
+    shutil.rmtree(mounted, ignore_errors=True)
+    aside.rename(mounted)
+    assert fit(run, knobs, toy_target, toy_algorithm(), Team.alone(), stop=NEVER)
 
 
 def test_a_training_that_waits_says_so_and_stops_without_a_checkpoint(
