@@ -17,7 +17,7 @@ from threading import Event
 from typing import Any
 
 from draftfleet import drafters
-from draftfleet.errors import CorruptFile, DrafterError, SettingsError, TrainingError
+from draftfleet.errors import CorruptFile, DrafterError, SettingsError
 from draftfleet.logs import event
 from draftfleet.names import split_of
 from draftfleet.runs import Run
@@ -28,7 +28,7 @@ from trainer.algorithms import Algorithm
 from trainer.best import Acceptance
 from trainer.checkpoint import RandomStates
 from trainer.child import check_measuring
-from trainer.evaluate import limits_of, load, prompt_ids
+from trainer.evaluate import limits_of, load, nobody_asked, prompt_ids
 from trainer.measure import count
 from trainer.speculate import Answer, Limits, decode_with_drafter
 from trainer.targets import Target
@@ -147,10 +147,8 @@ def measure_all(settings: Settings) -> dict[str, Any]:
     limits = limits_of(settings, target, settings.evaluation.max_tokens)
     prompts = _prompts(run, settings, settings.evaluation.prompts, limits, path=target.path)
     if not prompts:
-        raise TrainingError(
-            f"run {run.name} has no held-out prompt that leaves room for an answer: produce some with "
-            "producer.heldout above 0 or with a split column, or raise target.context_tokens."
-        )
+        asked = settings.model_copy(update={"target": settings.target.model_copy(update={"path": target.path})})
+        raise nobody_asked(run, len(list(prompt_ids(run, asked))))
     question = Question(prompts, settings.evaluation.max_tokens, settings.evaluation.k)
     found: dict[str, float] = {}
     for path in reversed(list(checkpoint.whole(run.drafter_dir(name)))):

@@ -225,7 +225,10 @@ def _exported(run: Run | None, result: Bench) -> str | None:
 
 def _keep(run: Run | None, result: Bench) -> None:
     """Beside the drafter, where the run has it."""
-    if run is None or result.drafter is None:
+    if run is None:
+        return
+    if result.drafter is None:
+        log.warning(event("bench not written", run=run.name, because="the run has no drafter of that name: --drafter"))
         return
     run.storage.put(f"{run.name}/drafters/{result.drafter}/{FILE}", result.to_json().encode())
     log.info(event("bench written", run=run.name, drafter=result.drafter, file=FILE))
