@@ -12,6 +12,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -25,6 +27,19 @@ def die_with_parent(parent_pid: int, sig: int = signal.SIGKILL) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, sig)
     if os.getppid() != parent_pid:  # it ended before we asked
         os.kill(os.getpid(), sig)
+
+
+def tie() -> None:
+    """End this process with its parent: by the kernel where it can, and by a look every second elsewhere."""
+    parent = os.getppid()
+    die_with_parent(parent)
+
+    def watch() -> None:
+        while os.getppid() == parent != 1:
+            time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
 def spawn(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -61,6 +62,23 @@ def logged(folder: Path, name: str) -> dict[int, float]:
         if record.HasField("history")
     ]
     return {int(row["step"]): row[name] for row in rows}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of its thread
+def test_a_folder_that_takes_no_more_curves_ends_them_and_not_the_training(
+    run: Run, knobs: Trainer, caplog: pytest.LogCaptureFixture, until: Callable[..., Any]
+) -> None:
+    [board] = begin(run, knobs.model_copy(update={"trackers": ["tensorboard"]}), step=0)
+    shutil.rmtree(run.drafter_dir("d"))
+
+    def log() -> bool:
+        board.log(1, {"loss": 1.0})
+        return "tensorboard ended" in caplog.text
+
+    until(log, what="the end of its thread")
+    board.log(2, {"loss": 1.0})
+    board.close()
+    assert caplog.text.count("tensorboard ended") == 1
 
 
 def test_wandb_keeps_one_run_over_all_starts_under_the_drafters_folder_with_its_settings(
