@@ -1,4 +1,4 @@
-"""Run an image of the worker once: python docker/try.py [IMAGE] [--engine 'podman ...'].
+"""Run an image of the worker once: python docker/try.py [IMAGE] [--engine 'podman ...'] [--run FLAGS].
 
 It works on a few prompts, beside an embedded Valkey and a fake server on this machine, as a user without rights on a
 file system that cannot be written. Then it is stopped with rows in flight, and has to drain. Says what it saw; exit
@@ -35,6 +35,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Run an image of the worker once.")
     parser.add_argument("image", nargs="?", default="draftfleet-worker")
     parser.add_argument("--engine", default="podman", metavar="COMMAND", help="podman or docker, with its options")
+    parser.add_argument("--run", default="", metavar="FLAGS", help="more flags for the engine's run")
     options = parser.parse_args()
     engine = shlex.split(options.engine)
     with (
@@ -59,7 +60,7 @@ def main() -> int:
         name = f"draftfleet-try-{time.time_ns()}"
         confined = "--read-only --tmpfs /tmp --tmpfs /home/draftfleet/.cache"
         rights = "--cap-drop ALL --security-opt no-new-privileges --network host"
-        flags += [*confined.split(), *rights.split(), "--volume", f"{storage.root}:/data"]
+        flags += [*confined.split(), *rights.split(), "--volume", f"{storage.root}:/data", *shlex.split(options.run)]
         call([*engine, "run", "--detach", "--name", name, *flags, options.image])
         try:
             wait("shards", lambda: all(run.is_done(batch_id("train", number)) for number in (0, 1)))
