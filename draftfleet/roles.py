@@ -41,6 +41,7 @@ ROLES = {
     "up": "draftfleet.up.foreground:up",
     "down": "draftfleet.up.down:down",
     "logs": "draftfleet.up.lines:show",
+    "health": "draftfleet.health:show",
     "flower": "draftfleet.flower:serve",
 }
 """From verb to module and function. A verb of two words belongs to a group: `draftfleet runs list`."""

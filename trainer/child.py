@@ -15,6 +15,7 @@ from pathlib import Path
 
 from draftfleet import children, drafters
 from draftfleet.errors import SettingsError, TrainingError
+from draftfleet.health import Pulse
 from draftfleet.logs import event
 from draftfleet.runs import Run
 from draftfleet.settings import Settings, Trainer, environment
@@ -23,6 +24,9 @@ from trainer.claim import Claim
 from trainer.progress import Progress
 
 log = logging.getLogger(__name__)
+
+TRAINING = "training"
+"""The part of the trainer's pulse that watches the child and renews the claim."""
 
 LOOK_S = 0.5
 REPORT_S = 3.0
@@ -59,7 +63,13 @@ def command(processes: int) -> list[str]:
 
 
 def supervise(
-    run: Run, settings: Settings, claim: Claim, *, stop: threading.Event, report: Callable[[str], object]
+    run: Run,
+    settings: Settings,
+    claim: Claim,
+    *,
+    stop: threading.Event,
+    report: Callable[[str], object],
+    pulse: Pulse,
 ) -> str:
     """Have the drafter trained by a child until it ends, the claim is lost or `stop` is set. Returns how it ended.
 
@@ -74,7 +84,7 @@ def supervise(
     )
     log.info(event("training begun", run=run.name, drafter=drafter, process=child.pid, log=output))
     try:
-        _watch(child, run, drafter, claim, stop=stop, report=report)
+        _watch(child, run, drafter, claim, stop=stop, report=report, pulse=pulse)
     finally:
         code = children.stop(child, grace_s=0)
     shown = str(Progress.read(run, drafter) or "no step yet")
@@ -103,12 +113,14 @@ def _watch(
     *,
     stop: threading.Event,
     report: Callable[[str], object],
+    pulse: Pulse,
 ) -> None:
     """Renew the claim and report, until the child ended or would not."""
     progress = Progress.read(run, drafter)
     saved_before = progress.checkpoint_step if progress else 0
     report_due, deadline = time.monotonic(), math.inf
     while child.poll() is None and time.monotonic() < deadline:
+        pulse.turned(TRAINING)
         claim.renew_if_due(progress.checkpoint_step - saved_before if progress else 0)
         if deadline == math.inf and (claim.is_lost or stop.is_set()):
             child.terminate()

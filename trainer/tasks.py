@@ -14,6 +14,7 @@ from kombu.exceptions import OperationalError
 
 from draftfleet.claims import Claims, Held, Taken
 from draftfleet.errors import CorruptFile, QueueError, RunMissing, TrainingError
+from draftfleet.health import Pulse
 from draftfleet.logs import event
 from draftfleet.queue import TRAIN, connect, make_app, note_ended, publish_training
 from draftfleet.reconcile import TRAIN_CLAIM
@@ -21,7 +22,7 @@ from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.storage import Storage, open_storage
 from draftfleet.wire import TrainMessage
-from trainer.child import check_measuring, check_processes, supervise
+from trainer.child import TRAINING, check_measuring, check_processes, supervise
 from trainer.claim import Claim
 from trainer.pinned import pin, with_pinned
 from trainer.progress import Progress
@@ -69,6 +70,7 @@ class Node:
     owner: str
     stop: threading.Event
     shown: TrainingCollector
+    pulse: Pulse
 
 
 def register(node: Node) -> None:
@@ -112,12 +114,13 @@ def train_drafter(node: Node, body: object, report: Callable[[str], object]) -> 
     node.shown.show(run, message.drafter)
     claim = Claim(claims, name, taken.token, node.settings.claims.renew_s)
     try:
-        return supervise(run, settings, claim, stop=node.stop, report=report)
+        return supervise(run, settings, claim, stop=node.stop, report=report, pulse=node.pulse)
     except TrainingError as error:
         if not claim.is_lost:
             Progress.fail(run, message.drafter, settings.trainer.max_steps, str(error))
         raise
     finally:
+        node.pulse.over(TRAINING)
         _give_back(node, run, claim, message.drafter)
 
 
