@@ -37,6 +37,7 @@ ROLES = {
     "dead revive": "draftfleet.dead:revive",
     "dead export": "draftfleet.dead:export",
     "verify": "draftfleet.verify:show",
+    "report": "draftfleet.report:report",
     "up": "draftfleet.up:up",
     "flower": "draftfleet.flower:serve",
 }
@@ -50,6 +51,7 @@ PARTS = {
     "target look": "trainer.examine:look",
     "bench found": "workers.bench:found",
     "prompts": "producer.preview:first_prompts",
+    "tensorboard curve": "trainer.curve:of_tensorboard",
     "every checkpoint": "trainer.acceptance:measure_all",
     "pins": "producer.produce:pins",
 }

@@ -24,6 +24,7 @@ from draftfleet.cli import (
     generation,
     importing,
     looking,
+    reporting,
     runs,
     training,
 )
@@ -49,6 +50,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "join": generation.join,
     "status": looking.status,
     "verify": looking.verify,
+    "report": reporting.report,
     "pause": runs.pause,
     "resume": runs.resume,
     "cancel": runs.cancel,
