@@ -63,8 +63,9 @@ def test_a_shard_that_cannot_be_read_is_named_and_left_out(
 ) -> None:
     prompts = make_prompts(6)
     for number in range(3):
-        name = batch_id("train", number)
-        commit(run, number, [make_sample(one, name) for one in prompts[2 * number : 2 * number + 2]])
+        name, some = batch_id("train", number), prompts[2 * number : 2 * number + 2]
+        run.write_prompts(name, some)
+        commit(run, number, [make_sample(one, name) for one in some])
     path = storage.root / "run/samples" / f"{batch_id('train', 1)}.parquet"
     path.write_bytes(path.read_bytes()[:-60])
 
