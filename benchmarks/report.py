@@ -2,8 +2,8 @@
 
     python benchmarks/report.py --rows 100000
 
-Makes a run of conversations of one turn (prompts and answers of words, ids of the tiny target) over eight servers of two
-nodes, with a record of its workers; then `draftfleet report` as a process of its own, and the file in Chromium, cold:
+Makes a run of conversations of one turn (prompts and answers of words, ids of the tiny target) over eight servers of
+two nodes, with a record of its workers; then `draftfleet report` as a process of its own, and the file in Chromium, cold:
 until its script has filled the list of samples, and until a search over them is answered.
 """
 
@@ -33,7 +33,8 @@ from draftfleet.storage import FileStorage
 ROOT = Path(__file__).parents[1]
 BATCH, SPEED, IN_FLIGHT, BEGUN = 64, 60.0, 32, 1_796_000_000.0
 SERVERS = [("node-a", 8000 + at) for at in range(4)] + [("node-b", 8000 + at) for at in range(4)]
-WORDS = "the a of to and river engine garden number history language light winter market answer question method".split()
+TEXT = "the a of to and river engine garden number history language light winter market answer question method"
+WORDS = TEXT.split()
 SOURCES = ("chat", "code", "math")
 
 

@@ -51,7 +51,7 @@ PARTS = {
     "target look": "trainer.examine:look",
     "bench found": "workers.bench:found",
     "prompts": "producer.preview:first_prompts",
-    "tensorboard curve": "trainer.curve:of_tensorboard",
+    "tensorboard curve": "trainer.curve:from_tensorboard",
     "every checkpoint": "trainer.acceptance:measure_all",
     "pins": "producer.produce:pins",
 }

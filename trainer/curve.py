@@ -19,6 +19,8 @@ from draftfleet import drafters
 from draftfleet.errors import CorruptFile, StorageError
 from draftfleet.logs import event
 from draftfleet.runs import Run
+from draftfleet.settings import Settings
+from draftfleet.storage import open_storage
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +77,14 @@ def as_columns(points: list[tuple[int, dict[str, float]]]) -> dict[str, Any]:
     }
 
 
+def from_tensorboard(settings: Settings, drafter: str) -> dict[str, Any] | None:
+    """The curve of a training of `settings.run` that wrote no curve.json. May raise StorageError or RunError."""
+    run = Run.open(open_storage(settings.storage), settings.run)
+    return of_tensorboard(run.drafter_dir(drafter) / "tensorboard")
+
+
 def of_tensorboard(folder: Path) -> dict[str, Any] | None:
-    """The same of TensorBoard's files, for a training that wrote no curve.json. None where there are none."""
+    """The same of TensorBoard's files. None where there are none."""
     if not any(folder.glob("events.out.*")):
         return None
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: PLC0415

@@ -74,7 +74,9 @@ def report(settings: Settings, options: Options, *, progress: bool) -> Written:
     with _bar("reading samples", len({row.batch for row, _ in picked}), enabled=progress) as step:
         pieces = browser.tokenizer_of(run, settings) if picked else None
         samples = browser.records(run, picked, pieces, rows, step=step)
-    text = page.render(**_parts(run, state, rows, options, as_of), samples=samples, has_tokenizer=pieces is not None)
+    text = page.render(
+        **_parts(settings, run, state, rows, as_of), options=options, samples=samples, has_tokenizer=pieces is not None
+    )
     file = Path(options.file or f"{run.name}.html")
     _write(file, text)
     if options.opens:
@@ -89,7 +91,7 @@ def report(settings: Settings, options: Options, *, progress: bool) -> Written:
     )
 
 
-def _parts(run: Run, state: dict[str, Any], rows: Rows, options: Options, as_of: float) -> dict[str, Any]:
+def _parts(settings: Settings, run: Run, state: dict[str, Any], rows: Rows, as_of: float) -> dict[str, Any]:
     known = history.read(run)
     work = work_of(rows, known)
     limit = run.info.content.get("sampling.max_tokens")
@@ -103,9 +105,8 @@ def _parts(run: Run, state: dict[str, Any], rows: Rows, options: Options, as_of:
         "work": work,
         "answers": answers_of(rows.rows, limit if isinstance(limit, int) else None),
         "timeline": timeline_of(known, work.times, as_of),
-        "drafters": drafters_of(run, state["drafters"]),
+        "drafters": drafters_of(settings, run, state["drafters"]),
         "origin": origin_of(run, rows.records, shlex.join(["draftfleet", *sys.argv[1:]])),
-        "options": options,
     }
 
 

@@ -13,6 +13,7 @@ from draftfleet.report import words
 from draftfleet.report.charts import Chart, Series, curves, tone
 from draftfleet.roles import role
 from draftfleet.runs import Run
+from draftfleet.settings import Settings
 
 JSON = dict[str, Any]
 
@@ -51,12 +52,12 @@ class Drafter:
     faults: list[str] = field(default_factory=list[str])
 
 
-def drafters_of(run: Run, progress: Mapping[str, JSON]) -> list[Drafter]:
+def drafters_of(settings: Settings, run: Run, progress: Mapping[str, JSON]) -> list[Drafter]:
     """`progress` is that of `status`."""
-    return [_drafter(run, name, said) for name, said in progress.items()]
+    return [_drafter(settings, run, name, said) for name, said in progress.items()]
 
 
-def _drafter(run: Run, name: str, progress: JSON) -> Drafter:
+def _drafter(settings: Settings, run: Run, name: str, progress: JSON) -> Drafter:
     faults: list[str] = []
 
     def read(file: str) -> JSON | None:
@@ -66,7 +67,7 @@ def _drafter(run: Run, name: str, progress: JSON) -> Drafter:
             faults.append(str(error))
             return None
 
-    curve = read("curve.json") or _tensorboard(run, name)
+    curve = read("curve.json") or _tensorboard(settings, name)
     evaluation = read("evaluation.json")
     evaluated = None
     if evaluation is not None:
@@ -85,10 +86,10 @@ def _drafter(run: Run, name: str, progress: JSON) -> Drafter:
     )
 
 
-def _tensorboard(run: Run, name: str) -> JSON | None:
+def _tensorboard(settings: Settings, name: str) -> JSON | None:
     """Of a training that an older version did, where its files are on this node and TensorBoard is installed."""
     try:
-        return role("tensorboard curve")(run.drafter_dir(name) / "tensorboard")
+        return role("tensorboard curve")(settings, name)
     except (ImportError, DraftfleetError, OSError, KeyError, ValueError):
         return None
 
