@@ -3,8 +3,8 @@
     python benchmarks/report.py --rows 100000
 
 Makes a run of conversations of one turn (prompts and answers of words, ids of the tiny target) over eight servers of
-two nodes, with a record of its workers; then `draftfleet report` as a process of its own, and the file in Chromium, cold:
-until its script has filled the list of samples, and until a search over them is answered.
+two nodes, with a record of its workers; then `draftfleet report` as a process of its own, and the file in Chromium,
+cold: until its script has filled the list of samples, and until a search over them is answered.
 """
 
 from __future__ import annotations
