@@ -42,6 +42,7 @@ ROLES = {
     "down": "draftfleet.up.down:down",
     "logs": "draftfleet.up.lines:show",
     "health": "draftfleet.health:show",
+    "report": "draftfleet.report:report",
     "flower": "draftfleet.flower:serve",
 }
 """From verb to module and function. A verb of two words belongs to a group: `draftfleet runs list`."""
@@ -58,6 +59,7 @@ PARTS = {
     "refuse other": "producer.begun:refuse_other",
     "served": "workers.serving:served",
     "prompts": "producer.preview:first_prompts",
+    "tensorboard curve": "trainer.curve:from_tensorboard",
     "every checkpoint": "trainer.acceptance:measure_all",
     "preset names": "producer.presets:names",
     "pins": "producer.produce:pins",

@@ -11,6 +11,7 @@
         dead/train-000000.0007.json       a row that is given up, with its error
         corrupt/                         shards that could not be read, moved aside
         index/PROCESS-000000.jsonl       one line per shard that the process put (draftfleet/index.py)
+        history/PROCESS-000000.jsonl     what happened to a worker's node and servers (draftfleet/history.py)
         ids/PROCESS-000000.parquet       the ids in the prompt shards, for the producer (producer/ids.py)
         drafters/NAME/                   checkpoints, logs, evaluation, exported folders of one drafter
         control.json                     paused, cancelled, priority, budget: draftfleet.control

@@ -18,6 +18,7 @@ from draftfleet.errors import SettingsError
 from draftfleet.logs import event
 from draftfleet.runs import Run
 from draftfleet.settings import Trainer
+from trainer.curve import Curve
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +33,13 @@ class Tracker(Protocol):
 
 
 def begin(run: Run, knobs: Trainer, *, step: int) -> list[Tracker]:
-    """Those that `trainer.trackers` names, for a training that goes on after `step`. Raises SettingsError."""
+    """The curve, and those that `trainer.trackers` names, for a training that goes on after `step`.
+
+    Raises SettingsError.
+    """
     known = {"tensorboard": TensorBoard, "wandb": Wandb}
-    return [known[name](run, knobs.drafter, step) for name in dict.fromkeys(knobs.trackers)]
+    named = [known[name](run, knobs.drafter, step) for name in dict.fromkeys(knobs.trackers)]
+    return [Curve(run, knobs.drafter, step), *named]
 
 
 class TensorBoard:

@@ -28,6 +28,7 @@ from draftfleet.storage import Storage, open_storage, probe
 from workers import dialects
 from workers.control import LOOK_S
 from workers.guard import SPACE_S
+from workers.history import FLUSH_S
 from workers.intake import end_when_drained, gate
 from workers.loop import Chore
 from workers.metrics import NodeCollector
@@ -124,6 +125,7 @@ def _duties(node: Node, reporter: Reporter, storage: Storage, pulse: Pulse) -> l
         Chore("sweep", knobs.sweep_s, lambda: (reconciler.discover(), reconciler.sweep())),
         Chore("budgets", budget.LOOK_S, lambda: budgets.check(reconciler.runs)),
         Chore("reconcile", knobs.reconcile_s, reconciler.republish, at_once=True),
+        Chore("history", FLUSH_S, lambda: node.history.flush_to(batch.run for batch in node.holdings.all())),
     ]
 
 

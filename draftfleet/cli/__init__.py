@@ -25,6 +25,7 @@ from draftfleet.cli import (
     health,
     importing,
     looking,
+    reporting,
     runs,
     training,
 )
@@ -51,6 +52,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "join": generation.join,
     "status": looking.status,
     "verify": looking.verify,
+    "report": reporting.report,
     "pause": runs.pause,
     "resume": runs.resume,
     "cancel": runs.cancel,
