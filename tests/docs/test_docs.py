@@ -22,7 +22,7 @@ from draftfleet.outcomes import Counts
 from draftfleet.settings import load
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 TOML_FILES = sorted((ROOT / "examples").rglob("*.toml"))
 
 TYPES = {"list of struct": "list", "list of int32": "list", "float64": "double"}
