@@ -20,8 +20,11 @@ def report(
     out: Annotated[Text, typer.Option(metavar="FILE", help="Replaced if it is there. Unset: RUN.html.")] = None,
     gpus: Annotated[Float, typer.Option("--gpus-per-server", metavar="N", help="For the cost. Unset: 1.")] = None,
     price: Annotated[Float, typer.Option(metavar="X", help="Of an hour of one GPU, in your currency.")] = None,
-    samples: Annotated[
-        int, typer.Option(metavar="N", help="Rows by lot in the browser; the extremes come beside them. 0: none.")
+    drawn: Annotated[
+        int,
+        typer.Option(
+            "--samples", metavar="N", help="Rows by lot in the browser; the extremes come beside them. 0: none."
+        ),
     ] = 100,
     lot: Annotated[int, typer.Option("--seed", metavar="N", help="Of the lot.")] = 0,
     opens: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
@@ -43,13 +46,13 @@ def report(
     for flag, value, rule in (
         ("--gpus-per-server", gpus, gpus is None or gpus > 0),
         ("--price", price, price is None or price >= 0),
-        ("--samples", samples, 0 <= samples <= 2000),
+        ("--samples", drawn, 0 <= drawn <= 2000),
     ):
         if not rule:
             raise SettingsError(
                 f"{flag} {value}: use a number {'from 0 to 2000' if flag == '--samples' else 'above 0'}."
             )
-    options = Options(file=out, gpus_per_server=gpus, price=price, samples=samples, seed=lot, opens=opens)
+    options = Options(file=out, gpus_per_server=gpus, price=price, samples=drawn, seed=lot, opens=opens)
     said = role("report")(settings, options, progress=shows_bars(progress))
     results.show(settings.run, f"report written to {said.file}", said)
     if said.corrupt:

@@ -116,7 +116,7 @@ def test_a_server_that_cannot_be_reached_costs_no_training(run: Run) -> None:
         "import sys; from draftfleet.runs import Run; from draftfleet.settings import Trainer;"
         "from draftfleet.storage import open_storage; from trainer import trackers; trackers.ANSWER_S = 1.0;"
         "run = Run.open(open_storage(sys.argv[1]), 'toy');"
-        "[tracker] = trackers.begin(run, Trainer(drafter='d', trackers=['wandb']), step=0);"
+        "[_, tracker] = trackers.begin(run, Trainer(drafter='d', trackers=['wandb']), step=0);"
         "tracker.log(3, {'loss': 1.5}); tracker.close()"
     )
     unreachable = {"WANDB_MODE": "online", "WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"}
@@ -150,4 +150,4 @@ def test_a_training_without_a_tracker_has_its_log_and_its_progress(
         stop=threading.Event(),
     )  # fmt: skip
 
-    assert {path.name for path in run.drafter_dir("d").iterdir()} == {"progress.json", "checkpoints"}
+    assert {path.name for path in run.drafter_dir("d").iterdir()} == {"progress.json", "curve.json", "checkpoints"}
