@@ -5,10 +5,11 @@
     python benchmarks/race.py steps   one part
 
     data     177,000 tokens of the tiny target's greedy answers, with its states, for both to read
+    tune     as many recipes of each trainer on one seed, by what drafters keep on the tuning prompts, in our own loop
     steps    the two trainers take turns, five steps each: CPU and wall seconds of a step, highest memory
     profile  where the time of a step goes
-    train    three seeds of each, to the same number of tokens, taking turns as well; folders that vLLM serves
-    judge    vLLM serves each of them: what it accepts on prompts that neither saw
+    train    three seeds of each one's best recipe, to the same number of tokens; folders that vLLM serves
+    judge    vLLM serves each of them: what it accepts on prompts that no training and no choice saw
     speed    vLLM with each drafter of seed 0, and alone, one request at a time and eight
     curve    acceptance of seed 0's drafters on the way, in our own loop
     page     what was measured, as the tables of benchmarks/results/race_*.md and as pictures
@@ -23,6 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -53,29 +55,44 @@ BUDGET = {"eagle3": 417_000, "dflash": 704_000}
 """Training tokens: those of the single runs of speculators that were there before."""
 
 SEEDS = (0, 1, 2)
-MUON = {
-    "trainer.optimizer": "muon",
-    "trainer.lr": 0.005,
-    "trainer.schedule": "linear",
-    "trainer.warmup": 0.01,
-    "trainer.clip": 1.0,
+MUON = {"trainer.optimizer": "muon", "trainer.schedule": "linear", "trainer.warmup": 0.01, "trainer.clip": 1.0}
+EAGLE3 = MUON | {
+    "trainer.step_decay": 1.0,
+    "eagle3.head": "frozen",
+    "eagle3.norm_output": True,
+    "eagle3.norm_before_fc": True,
 }
-NORMS = {"eagle3.norm_output": True, "eagle3.norm_before_fc": True}
-RECIPES: dict[str, dict[str, dict[str, Any]]] = {
+RECIPES: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
     "draftfleet": {
-        "eagle3": MUON | {"trainer.step_decay": 1.0, "eagle3.head": "frozen"} | NORMS,
-        "dflash": MUON,
+        "eagle3": {f"Muon {rate}": EAGLE3 | {"trainer.lr": float(rate)} for rate in ("5e-3", "3.5e-3", "7e-3")}
+        | {"Muon 3.5e-3, residual normed": EAGLE3 | {"trainer.lr": 0.0035, "eagle3.norm_before_residual": True}},
+        "dflash": {f"Muon {rate}": MUON | {"trainer.lr": float(rate)} for rate in ("5e-3", "3e-3", "8e-3", "1.2e-2")},
     },
-    # Its defaults, but for the rate of its Muon: 4e-3 is better than 1e-2 for EAGLE-3; for DFlash 5e-3 is as ours.
-    "speculators": {"eagle3": {"muon_lr": 0.004}, "dflash": {"muon_lr": 0.005}},
+    "speculators": {
+        "eagle3": {
+            "Muon 4e-3": {"muon_lr": 0.004},
+            "Muon 2.5e-3": {"muon_lr": 0.0025},
+            "as shipped, Muon 1e-3": {},
+            "Muon 2.5e-3, residual not normed": {"muon_lr": 0.0025, "norm_before_residual": False},
+        },
+        "dflash": {
+            "Muon 5e-3": {"muon_lr": 0.005},
+            "Muon 3e-3": {"muon_lr": 0.003},
+            "Muon 8e-3": {"muon_lr": 0.008},
+            "as shipped, Muon 1e-3": {},
+        },
+    },
 }
-"""How they were found, and what was not tried: benchmarks/results/race_2-core-cpu_2026-11-30.md."""
+"""As many of each side. The best on the tuning prompts is the one that is judged, on others."""
 
 TURN = 5
 """Steps before the other's turn."""
 
 CURVE = 8
 """Folders of one training, evenly over it, for acceptance against tokens. Of seed 0."""
+
+GROUP = 8
+"""Judged prompts that are asked, and counted, together: both trainers are compared group by group."""
 
 MAX_TOKENS = 256
 CONCURRENCY = (1, 8)
@@ -155,8 +172,8 @@ def steps(algorithm: str) -> None:
     for name in ("muon", "adamw"):
         if found(part="steps", algorithm=algorithm, optimizer=name):
             continue
-        chosen = {"draftfleet": {"trainer.optimizer": name}, "speculators": {"optimizer": name}}
-        recipes = {side: RECIPES[side][algorithm] | chosen[side] for side in SIDES}
+        optimizer = {"draftfleet": {"trainer.optimizer": name}, "speculators": {"optimizer": name}}
+        recipes = {side: recipe(algorithm, side) | optimizer[side] for side in SIDES}
         turns = _in_turns(algorithm, recipes, num_steps=102, before=2)
         keep(part="steps", algorithm=algorithm, optimizer=name, **turns)
 
@@ -164,61 +181,99 @@ def steps(algorithm: str) -> None:
 def profile(algorithm: str) -> None:
     for side in SIDES:
         if not found(part="profile", algorithm=algorithm, side=side):
-            order = Order(algorithm, str(TARGET), str(WORK), 0, 100, recipe=RECIPES[side][algorithm])
+            order = Order(algorithm, str(TARGET), str(WORK), 0, 100, recipe=recipe(algorithm, side))
             child = Child(side, order)
             child.ask(steps=3)
             keep(part="profile", algorithm=algorithm, side=side, ms=child.ask(profile=10))
             child.close()
 
 
+def tune(algorithm: str) -> None:
+    """Every recipe on seed 0, by what its drafter keeps on the tuning prompts, in our own loop."""
+    prompts = json.loads((WORK / "tuning.json").read_text())
+    for side in SIDES:
+        for name in RECIPES[side][algorithm]:
+            trained = _trained(algorithm, side, name, seed=0)
+            wanted = {"algorithm": algorithm, "side": side, "recipe": name}
+            if not found(part="tune", **wanted):
+                length = race_own_loop.acceptance(served(trained), str(TARGET), prompts, K[algorithm], MAX_TOKENS)
+                keep(part="tune", **wanted, acceptance=length)
+
+
 def train(algorithm: str) -> None:
     for seed in SEEDS:
-        num_steps = steps_for(BUDGET[algorithm], seed)
-        marks = [num_steps * n // CURVE for n in range(1, CURVE + 1)] if seed == 0 else [num_steps]
         for side in SIDES:
-            wanted = {"algorithm": algorithm, "side": side, "seed": seed}
-            if found(part="train", **wanted):
-                continue
-            recipe = RECIPES[side][algorithm]
-            child = Child(side, Order(algorithm, str(TARGET), str(WORK), seed, num_steps, recipe=recipe))
-            tokens, cpu_s, at, done = 0, 0.0, list[int](), 0
-            for mark in marks:
-                said = child.ask(steps=mark - done)
-                tokens, cpu_s, done = tokens + said["tokens"], cpu_s + said["cpu_s"], mark
-                at.append(tokens)
-                folder = saved(algorithm, side, seed, mark)
-                shutil.rmtree(folder, ignore_errors=True)
-                folder.mkdir(parents=True)
-                child.ask(save=str(folder))
-            peak = child.ask(memory=True)["peak_bytes"]
-            child.close()
-            keep(
-                part="train", **wanted, recipe=recipe, tokens=tokens, cpu_s=cpu_s, peak_bytes=peak,
-                marks=marks, tokens_at=at,
-            )  # fmt: skip
+            _trained(algorithm, side, chosen(algorithm, side), seed)
+
+
+def chosen(algorithm: str, side: str) -> str:
+    """The name of the recipe that was the best on the tuning prompts."""
+    tuned = found(part="tune", algorithm=algorithm, side=side)
+    if len(tuned) < len(RECIPES[side][algorithm]):
+        sys.exit(f"not all recipes of {side} for {algorithm} are there to choose from: run the part `tune` first.")
+    return max(tuned, key=lambda row: row["acceptance"])["recipe"]
+
+
+def recipe(algorithm: str, side: str) -> dict[str, Any]:
+    return RECIPES[side][algorithm][chosen(algorithm, side)]
+
+
+def judged(algorithm: str) -> list[dict[str, Any]]:
+    """What is kept of the trainings with the chosen recipes, as many of them as are there."""
+    return [
+        row for side in SIDES
+        for row in found(part="train", algorithm=algorithm, side=side, recipe=chosen(algorithm, side))
+    ]  # fmt: skip
+
+
+def _trained(algorithm: str, side: str, name: str, seed: int) -> dict[str, Any]:
+    """What is kept of this training, which is done if it has not been. Seed 0 leaves folders of its way as well."""
+    wanted = {"algorithm": algorithm, "side": side, "recipe": name, "seed": seed}
+    if there := found(part="train", **wanted):
+        return there[0]
+    num_steps = steps_for(BUDGET[algorithm], seed)
+    marks = [num_steps * n // CURVE for n in range(1, CURVE + 1)] if seed == 0 else [num_steps]
+    given = RECIPES[side][algorithm][name]
+    child = Child(side, Order(algorithm, str(TARGET), str(WORK), seed, num_steps, recipe=given))
+    tokens, cpu_s, at, done = 0, 0.0, list[int](), 0
+    for mark in marks:
+        said = child.ask(steps=mark - done)
+        tokens, cpu_s, done = tokens + said["tokens"], cpu_s + said["cpu_s"], mark
+        at.append(tokens)
+        folder = served(wanted | {"marks": [mark]}).parent
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        child.ask(save=str(folder))
+    peak = child.ask(memory=True)["peak_bytes"]
+    child.close()
+    keep(part="train", **wanted, given=given, tokens=tokens, cpu_s=cpu_s, peak_bytes=peak, marks=marks, tokens_at=at)
+    return found(part="train", **wanted)[0]
 
 
 def judge(algorithm: str) -> None:
-    """Each trained drafter in vLLM."""
+    """Each drafter of the chosen recipes in vLLM, on prompts that chose nothing."""
     prompts = json.loads((WORK / "judged.json").read_text())
-    for trained in found(part="train", algorithm=algorithm):
-        wanted = {name: trained[name] for name in ("algorithm", "side", "seed")}
+    for trained in judged(algorithm):
+        wanted = {name: trained[name] for name in ("algorithm", "side", "recipe", "seed")}
         if found(part="judge", **wanted):
             continue
-        folder = saved(**wanted, step=trained["marks"][-1]) / "served"
-        with race_vllm.server(TARGET, WORK / "vllm.log", folder, algorithm, K[algorithm]) as server:
-            served = race_vllm.ask(server, prompts, max_tokens=MAX_TOKENS, concurrency=8)
-        keep(part="judge", **wanted, trained_tokens=trained["tokens"], **race_vllm.row_of(served))
+        with race_vllm.server(TARGET, WORK / "vllm.log", served(trained), algorithm, K[algorithm]) as server:
+            groups = [
+                race_vllm.ask(server, prompts[start : start + GROUP], max_tokens=MAX_TOKENS, concurrency=GROUP)
+                for start in range(0, len(prompts), GROUP)
+            ]
+        keep(part="judge", **wanted, trained_tokens=trained["tokens"], **race_vllm.row_of(groups))
 
 
 def curve(algorithm: str) -> None:
-    """The drafters on the way of seed 0, in our own loop: a dozen starts of vLLM less, and the same to 0.04."""
-    prompts = json.loads((WORK / "judged.json").read_text())
-    for trained in found(part="train", algorithm=algorithm, seed=0):
-        for mark, tokens in list(zip(trained["marks"], trained["tokens_at"], strict=True))[1::2]:
+    """The drafters on the way of seed 0, on the tuning prompts, in our own loop: a dozen starts of vLLM less."""
+    prompts = json.loads((WORK / "tuning.json").read_text())
+    for trained in judged(algorithm):
+        marks = list(zip(trained["marks"], trained["tokens_at"], strict=True))
+        for mark, tokens in marks[1::2] if trained["seed"] == 0 else []:
             wanted = {"algorithm": algorithm, "side": trained["side"], "step": mark}
             if not found(part="curve", **wanted):
-                folder = saved(algorithm, trained["side"], 0, mark) / "served"
+                folder = served(trained | {"marks": [mark]})
                 length = race_own_loop.acceptance(folder, str(TARGET), prompts, K[algorithm], MAX_TOKENS)
                 keep(part="curve", **wanted, trained_tokens=tokens, acceptance=length)
 
@@ -226,16 +281,15 @@ def curve(algorithm: str) -> None:
 def speed(algorithm: str) -> None:
     """All three servers are up and take turns, so that a busy minute of the machine is no server's own."""
     prompts = json.loads((WORK / "judged.json").read_text())
-    trained = found(part="train", algorithm=algorithm, seed=0)
-    if len(trained) < len(SIDES) or found(part="speed", algorithm=algorithm):
+    trained = [row for row in judged(algorithm) if row["seed"] == 0]
+    if found(part="speed", algorithm=algorithm):
         return
-    last = trained[0]["marks"][-1]
     with ExitStack() as stack:
         servers = {"alone": stack.enter_context(race_vllm.server(TARGET, WORK / "vllm-alone.log"))}
-        for side in SIDES:
-            folder = saved(algorithm, side, 0, last) / "served"
-            one = race_vllm.server(TARGET, WORK / f"vllm-{side}.log", folder, algorithm, K[algorithm])
-            servers[side] = stack.enter_context(one)
+        for row in trained:
+            log = WORK / f"vllm-{row['side']}.log"
+            one = race_vllm.server(TARGET, log, served(row), algorithm, K[algorithm])
+            servers[row["side"]] = stack.enter_context(one)
         for server in servers.values():
             race_vllm.ask(server, prompts[:4], max_tokens=32, concurrency=4)
         rates: dict[str, dict[str, dict[str, list[float]]]] = {
@@ -244,9 +298,9 @@ def speed(algorithm: str) -> None:
         for _ in range(REPEATS):
             for concurrency in CONCURRENCY:
                 for who, server in servers.items():
-                    served = race_vllm.ask(server, prompts, max_tokens=MAX_TOKENS, concurrency=concurrency)
-                    rates[who][str(concurrency)]["wall"].append(served.tokens / served.seconds)
-                    rates[who][str(concurrency)]["cpu"].append(served.tokens / served.cpu_s)
+                    answered = race_vllm.ask(server, prompts, max_tokens=MAX_TOKENS, concurrency=concurrency)
+                    rates[who][str(concurrency)]["wall"].append(answered.tokens / answered.seconds)
+                    rates[who][str(concurrency)]["cpu"].append(answered.tokens / answered.cpu_s)
     keep(part="speed", algorithm=algorithm, tokens_per_s=rates)
 
 
@@ -278,8 +332,11 @@ def _in_turns(algorithm: str, recipes: dict[str, dict[str, Any]], *, num_steps: 
     }
 
 
-def saved(algorithm: str, side: str, seed: int, step: int) -> Path:
-    return WORK / "drafters" / f"{algorithm}-{side}-{seed}-{step:05}"
+def served(trained: dict[str, Any]) -> Path:
+    """The folder that vLLM serves, after the last of this training's marks."""
+    recipe = re.sub(r"[^a-z0-9]+", "-", trained["recipe"].lower()).strip("-")
+    name = f"{trained['algorithm']}-{trained['side']}-{recipe}-{trained['seed']}-{trained['marks'][-1]:05}"
+    return WORK / "drafters" / name / "served"
 
 
 def steps_for(tokens: int, seed: int) -> int:
@@ -304,6 +361,7 @@ def page(into: Path | None) -> None:
 
 
 VERBS: dict[str, Callable[[str], None]] = {
+    "tune": tune,
     "steps": steps,
     "profile": profile,
     "train": train,

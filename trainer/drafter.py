@@ -61,6 +61,8 @@ class DrafterConfig:
     """What passes to the next draft step is normed."""
     fc_norm: bool = False
     """A norm for each chosen layer."""
+    begins_at: float | None = None
+    """Standard deviation of the matrices before the first step. None: 1 / sqrt(inputs)."""
 
     # DFlash
     block_size: int = 0

@@ -21,6 +21,9 @@ HEADS = ("lm_head.", "embed_tokens.")
 BESIDE_MUON = 0.1
 """The share of the learning rate that AdamW has where Muon has all of it."""
 
+MUON_DECAY = 0.1
+"""Of the matrices: each step takes this times its rate off them. Why: docs/decisions/0014-muon.md."""
+
 
 class Optimizer(Protocol):
     """What the training loop needs of one."""
@@ -49,7 +52,9 @@ def make(knobs: Trainer, drafter: nn.Module) -> Optimizer:
         )
     is_matrix = {name: weight.ndim == 2 and not name.startswith(HEADS) for name, weight in weights.items()}
     matrices = [weight for name, weight in weights.items() if is_matrix[name]]
-    muon = torch.optim.Muon(matrices, lr=knobs.lr, weight_decay=0.0, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    muon = torch.optim.Muon(
+        matrices, lr=knobs.lr, weight_decay=MUON_DECAY, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+    )
     others = [weight for name, weight in weights.items() if not is_matrix[name]]
     return Several({"muon": muon, "adamw": _adamw(knobs, others, share=BESIDE_MUON)})
 

@@ -110,6 +110,13 @@ class Reporter:
         return max(0.0, (last - first) / (last_at - first_at)) if last_at > first_at else 0.0
 
 
+def state_text(node: Node) -> str:
+    """`working, 3 batches held, 101 of 107 in flight`."""
+    reason = reason_of(node.error) or redact(node.guard.reason)
+    held = f"{len(node.holdings.all())} batches held, {in_flight_text(node.servers.ready)}"
+    return f"{node.state}, {held}" + (f": {reason}" if reason else "")
+
+
 def in_flight_text(servers: Sequence[Server]) -> str:
     """`101 of 107 in flight`: on all ready servers, of their limits."""
     return f"{sum(one.in_flight for one in servers)} of {sum(one.limit for one in servers)} in flight"

@@ -20,8 +20,8 @@ from trainer.targets.hf import HfTarget
 ROOT = Path(__file__).parents[2]
 TARGET = ROOT / "examples" / "tiny-target"
 MAX_TOKENS = 256
-HELDOUT = 64
-"""Prompts that are judged; as many more are there to choose a recipe by."""
+TUNING, JUDGED = 128, 192
+"""Held-out prompts to choose recipes by, and those that the chosen ones are judged by, once."""
 
 BATCH = 64
 
@@ -36,8 +36,8 @@ def make(folder: Path, *, tokens: int, longest: int, layers: list[int]) -> None:
     target = targets.load(settings, layers, torch.device("cpu"))
     assert isinstance(target, HfTarget)
     heldout, train = prompts()
-    (folder / "judged.json").write_text(json.dumps(heldout[:HELDOUT]))
-    (folder / "tuning.json").write_text(json.dumps(heldout[HELDOUT:]))
+    (folder / "tuning.json").write_text(json.dumps(heldout[:TUNING]))
+    (folder / "judged.json").write_text(json.dumps(heldout[TUNING:]))
 
     rows = list(_answered(target, train, tokens, longest))
     with (folder / "states.f32").open("wb") as file:
@@ -58,7 +58,7 @@ def prompts() -> tuple[list[list[int]], list[list[int]]]:
 
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
     found: dict[str, list[list[int]]] = {"heldout": [], "train": []}
-    for prompt in made(8_000, 2 * HELDOUT):
+    for prompt in made(8_000, TUNING + JUDGED):
         ids = tokenizer.apply_chat_template(prompt["messages"], add_generation_prompt=True, return_dict=True)
         found[str(prompt["split"])].append(ids["input_ids"])
     return found["heldout"], found["train"]

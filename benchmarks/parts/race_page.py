@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,19 @@ SIDES = ("draftfleet", "speculators")
 MOST = {"eagle3": 4, "dflash": 8}
 """Tokens that a pass of the target can keep: the draft and its own."""
 
+NORMAL_95 = 1.96
+
 Row = dict[str, Any]
 
 
 def tables(rows: list[Row]) -> str:
     """Markdown: what is not measured yet is left out."""
     parts = {
+        "Recipes, on the tuning prompts": _tuning(rows),
         "A step, taken in turns": _steps(rows),
         "Whole trainings": _trainings(rows),
         "Held-out acceptance in vLLM": _acceptance(rows),
+        "Ours less theirs, group by group of judged prompts": _difference(rows),
         "End to end in vLLM": _speed(rows),
         "Where the time of a step goes": _profile(rows),
     }
@@ -62,11 +67,29 @@ def _steps(rows: list[Row]) -> list[str]:
     return lines
 
 
+def _tuning(rows: list[Row]) -> list[str]:
+    lines = ["| algorithm, trainer | recipe | acceptance length |", "|---|---|---|"]
+    for algorithm in MOST:
+        for side in SIDES:
+            tuned = _of(rows, part="tune", algorithm=algorithm, side=side)
+            best = max((row["acceptance"] for row in tuned), default=0.0)
+            for row in tuned:
+                length = f"{row['acceptance']:.3f}"
+                length = f"**{length}**" if row["acceptance"] == best else length
+                lines.append(f"| {algorithm}, {side} | {row['recipe']} | {length} |")
+    return lines
+
+
 def _trainings(rows: list[Row]) -> list[str]:
     lines = ["| algorithm, trainer | seeds | tokens | tokens/CPU s, mean | peak, MB |", "|---|---|---|---|---|"]
     for algorithm in MOST:
         for side in SIDES:
-            trained = _of(rows, part="train", algorithm=algorithm, side=side)
+            recipes = {row["recipe"] for row in _of(rows, part="judge", algorithm=algorithm, side=side)}
+            trained = [
+                row
+                for row in _of(rows, part="train", algorithm=algorithm, side=side)
+                if row["recipe"] in recipes
+            ]  # fmt: skip
             if trained:
                 rate = statistics.mean(map(_rate, trained))
                 peak = max(row["peak_bytes"] for row in trained) / 2**20
@@ -88,6 +111,35 @@ def _acceptance(rows: list[Row]) -> list[str]:
                     f"| {algorithm}, {most} | {side} | **{statistics.mean(lengths):.3f}** | {by_seed} | {tokens:,} |"
                 )
     return lines
+
+
+def _difference(rows: list[Row]) -> list[str]:
+    """Of the means over seeds, and where it lies with 95 %, by leaving out one group after the other (jackknife)."""
+    lines = ["| algorithm | difference | 95 % | groups |", "|---|---|---|---|"]
+    for algorithm in MOST:
+        sides = [_of(rows, part="judge", algorithm=algorithm, side=side) for side in SIDES]
+        if not all(sides):
+            continue
+        num_groups = len(sides[0][0]["drafts"])
+        whole, *others = [
+            _mean_without(sides[0], left_out) - _mean_without(sides[1], left_out)
+            for left_out in (None, *range(num_groups))
+        ]
+        error = math.sqrt((num_groups - 1) / num_groups * sum((one - statistics.mean(others)) ** 2 for one in others))
+        reach = NORMAL_95 * error
+        lines.append(f"| {algorithm} | {whole:+.3f} | {whole - reach:+.3f} to {whole + reach:+.3f} | {num_groups} |")
+    return lines
+
+
+def _mean_without(judged: list[Row], left_out: int | None) -> float:
+    """Acceptance length, mean of the seeds, over all groups of prompts but one."""
+    lengths: list[float] = []
+    for row in judged:
+        drafts, accepted = (
+            sum(count for group, count in enumerate(row[name]) if group != left_out) for name in ("drafts", "accepted")
+        )
+        lengths.append(1 + accepted / drafts)
+    return statistics.mean(lengths)
 
 
 def _speed(rows: list[Row]) -> list[str]:

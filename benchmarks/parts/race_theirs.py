@@ -55,7 +55,7 @@ class Theirs:
             "draft_attn_impl": recipe.get("attention", "sdpa"),
             "ttt_steps": order.ttt_steps,
             "ttt_step_loss_decay": 1.0,
-            "norm_before_residual": True,
+            "norm_before_residual": recipe.get("norm_before_residual", True),
             "norm_before_fc": is_eagle3,
             "norm_output": is_eagle3,
             "block_size": order.block_size,

@@ -35,11 +35,6 @@ class Served:
     accepted: list[int]  # by position
     answers: list[list[int]]
 
-    @property
-    def acceptance_length(self) -> float:
-        """The token that the target itself adds is included: 1 + accepted / drafts."""
-        return 1 + sum(self.accepted) / max(self.drafts, 1)
-
 
 @contextmanager
 def server(target: Path, log: Path, drafter: Path | None = None, algorithm: str = "", k: int = 0) -> Generator[Started]:
@@ -83,11 +78,14 @@ def _counters(client: httpx.Client) -> Counters:
     return counters.read(client.get("/metrics").raise_for_status().text)
 
 
-def row_of(served: Served) -> dict[str, Any]:
+def row_of(groups: list[Served]) -> dict[str, Any]:
+    """Of all groups together, and drafts and accepted tokens of each."""
+    drafts, accepted = [one.drafts for one in groups], [sum(one.accepted) for one in groups]
     return {
-        "acceptance": served.acceptance_length,
-        "drafts": served.drafts,
-        "accepted": served.accepted,
-        "tokens": served.tokens,
-        "seconds": served.seconds,
+        "acceptance": 1 + sum(accepted) / sum(drafts),
+        "drafts": drafts,
+        "accepted": accepted,
+        "by_position": [sum(kept) for kept in zip(*(one.accepted for one in groups), strict=True)],
+        "tokens": sum(one.tokens for one in groups),
+        "seconds": sum(one.seconds for one in groups),
     }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import tempfile
 import time
 from collections.abc import Callable
@@ -49,17 +50,25 @@ def main() -> None:
 def draw(state: dict[str, Any], columns: int, theme: TerminalTheme, file: Path) -> None:
     console = Console(record=True, width=columns, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     console.print(render(state))
-    console.save_svg(str(file), title="draftfleet status", theme=theme)
+    drawn = console.export_svg(title="draftfleet status", theme=theme)
+    file.write_text(re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL))  # the page's reader may be offline
 
 
 def at_work(folder: Path) -> dict[str, Any]:
     """The state of a run of which two fifths are done, soon after a server has died."""
-    lengths = {"tokens": 600, "spread": 0.8, "most_tokens": 4096}
-    knobs = {"model": "qwen3", "slots": 16, "seconds_per_token": 0.01, "half_speed_at": 32, "time_scale": 8, **lengths}
+    lengths: dict[str, Any] = {"tokens": 600, "spread": 0.8, "most_tokens": 4096}
+    knobs: dict[str, Any] = {
+        "model": "qwen3",
+        "slots": 16,
+        "seconds_per_token": 0.01,
+        "half_speed_at": 32,
+        "time_scale": 8,
+        **lengths,
+    }
     with (
         Embedded(folder / "redis") as redis_server,
         FakeProcess(**knobs) as fast,
-        FakeProcess(**knobs | {"speed": 0.5}) as slow,
+        FakeProcess(**knobs | dict[str, Any](speed=0.5)) as slow,
         FakeProcess(**knobs) as mortal,
     ):
         for server in (fast, slow):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
@@ -15,6 +16,9 @@ from draftfleet.tables import Fitted, Packed
 
 LONGEST_BAR, SHORTEST_BAR = 40, 10
 """Columns. Where there is room for less, the figures stand alone."""
+
+WHOSE = re.compile(r"^prompt \S+ on \S+: ")
+"""How the error of a refused row begins."""
 
 OUTCOMES = ("ok", "truncated", "failed")
 
@@ -219,8 +223,13 @@ def _errors(state: dict[str, Any]) -> RenderableType:
         table.add_column(name, justify="right" if name in ("status", "rows") else "left")
     for one in found["classes"]:
         status = "" if one["status"] is None else str(one["status"])
-        table.add_row(one["kind"], status, f"{one['rows']:,}", " ".join(one["example"].split()))
+        table.add_row(one["kind"], status, f"{one['rows']:,}", _shown(one["example"]))
     return Fitted(table, elastic="for example")
+
+
+def _shown(error: str) -> str:
+    """In one line, without the prompt and the server that stand apart in the state."""
+    return WHOSE.sub("", " ".join(error.split()))
 
 
 def _drafters(drafters: dict[str, Any]) -> RenderableType:

@@ -163,7 +163,7 @@ def test_a_second_look_reads_no_shard_again_and_says_the_same(
     accountant, seen = Accountant(Run.open(storage, half_done.name)), Seen()
     first = collect(settings, accountant, seen)
 
-    monkeypatch.setattr(accountant.run, "columns", lambda *_: pytest.fail("a shard was read again"))
+    monkeypatch.delattr(Run, "columns")
     second = collect(settings, accountant, seen)
 
     assert (second["errors"], second["nodes"]) == (first["errors"], first["nodes"])
@@ -198,13 +198,17 @@ def away(run: Run) -> WorkerReport:
     return one.model_copy(update={"servers": [gone], "state": "waiting"})
 
 
+def elsewhere(run: Run) -> WorkerReport:
+    return report(run, model="another")
+
+
 @pytest.mark.parametrize(
     ("make", "because", "do"),
     [
         (None, "no worker is there", "start `draftfleet work"),
         (away, "none of 1 servers is ready", "start the servers"),
         (silent, "no token for 5 min, with 2 requests in flight", "restart what hangs"),
-        (lambda run: report(run, model="another"), "Those that are there serve another", "start `draftfleet work"),
+        (elsewhere, "Those that are there serve another", "start `draftfleet work"),
     ],
 )
 def test_the_last_line_says_what_to_do_when_nothing_gets_on(

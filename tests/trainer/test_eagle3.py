@@ -477,6 +477,18 @@ def test_a_new_drafter_has_the_targets_norm_and_head_and_depends_on_the_seed_alo
     assert not torch.equal(first["fc.weight"], other["fc.weight"])
 
 
+def test_matrices_begin_smaller_where_muon_trains_them(target: HfTarget) -> None:
+    spreads = {
+        name: float(
+            algorithms.build(algorithms.configure(load(flags=flags), target), target).drafter.fc.weight.detach().std()
+        )
+        for name, flags in {"adamw": {}, "muon": {"trainer.optimizer": "muon"}}.items()
+    }
+
+    assert spreads["adamw"] == pytest.approx((3 * 64) ** -0.5, rel=0.05)
+    assert spreads["muon"] == pytest.approx(0.02, rel=0.05)
+
+
 def test_bfloat16_comes_near_float32(target: HfTarget) -> None:
     algorithm = eagle3(target)
     layout = algorithm.collate(next(target.capture([ROWS])))

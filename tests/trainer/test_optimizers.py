@@ -58,6 +58,20 @@ def test_muon_takes_the_matrices_within_and_adamw_head_and_norms_at_a_tenth_of_i
     )  # orthogonal, about; the fourth is nothing, since the norm takes the mean away
 
 
+def test_muon_decays_the_matrices_within_by_a_tenth_of_its_rate_and_nothing_else() -> None:
+    drafter = Drafter()
+    before = {name: weight.detach().clone() for name, weight in drafter.named_parameters()}
+    optimizer = optimizers.make(Trainer.model_validate({"optimizer": "muon", "lr": 0.5}), drafter)
+    for weight in drafter.parameters():
+        weight.grad = torch.zeros_like(weight)
+
+    optimizer.step()
+
+    shares = {"fc.weight": 1 - 0.5 * 0.1}
+    for name, weight in drafter.named_parameters():
+        torch.testing.assert_close(weight.detach(), before[name] * shares.get(name, 1.0))
+
+
 def test_a_rate_is_set_for_the_groups_by_their_shares() -> None:
     optimizer = optimizers.make(Trainer.model_validate({"optimizer": "muon"}), Drafter())
 

@@ -22,6 +22,9 @@ KNOBS = {
 }
 """What a drafter to start from was built with, and the knob that must say the same."""
 
+UNDER_MUON = 0.02
+"""Where the matrices begin, whose updates do not take away what was random: docs/decisions/0014-muon.md."""
+
 
 def configure(settings: Settings, target: Target, start: DrafterConfig | None = None) -> DrafterConfig:
     """A drafter as wide as the target, with its heads, its feed-forward size and its positions; or of the shape of
@@ -54,6 +57,7 @@ def configure(settings: Settings, target: Target, start: DrafterConfig | None = 
         norm_before_fc=knobs.norm_before_fc,
         norm_output=knobs.norm_output,
         norm_before_residual=knobs.norm_before_residual,
+        begins_at=UNDER_MUON if settings.trainer.optimizer == "muon" else None,
     )
     if start is None:
         return own

@@ -124,5 +124,5 @@ def build(config: DrafterConfig, target: Target) -> Eagle3:
     A reduced vocabulary has its size and, until one is taken or loaded, the lowest ids.
     """
     algorithm = Eagle3(config, target)
-    initialise(algorithm.drafter, target)
+    initialise(algorithm.drafter, target, config.begins_at)
     return algorithm
