@@ -30,7 +30,7 @@ from draftfleet.settings import Settings
 OWN_UNACKED = {f"unacked_{name}": f"flower.unacked_{name}" for name in ("key", "index_key", "mutex_key")}
 """Flower consumes no task, so it has no part in putting the tasks of dead workers back: its user may not either."""
 
-COLUMNS = "name,uuid,args,state,result,worker,received,started,runtime"
+COLUMNS = "name,args,state,result,uuid,worker,received,started,runtime"
 
 OPEN = "/healthcheck"
 """The one path without a login: it says OK and nothing else."""
