@@ -38,7 +38,6 @@ ROLES = {
     "dead export": "draftfleet.dead:export",
     "verify": "draftfleet.verify:show",
     "up": "draftfleet.up:up",
-    "health": "draftfleet.health:show",
     "flower": "draftfleet.flower:serve",
 }
 """From verb to module and function. A verb of two words belongs to a group: `draftfleet runs list`."""
