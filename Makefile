@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench race gpu-check soak referee humaneval nodes docs static venv
+.PHONY: help demo test check bench race gpu-check soak referee humaneval nodes docs docs-serve static venv
 
 VENV ?= .venv
 RUN := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(VENV)/bin/python
@@ -55,8 +55,12 @@ humaneval: venv .venv-referee/installed  ## 164 real prompts through real vLLM o
 nodes: venv  ## as root: several nodes by network namespaces, one cut off and healed (2 minutes)
 	@$(RUN) -m pytest -m nodes -s tests/nodes
 
-docs: venv  ## write the pages that are made from the code
+docs: venv  ## write the pages that are made from the code, and build the site: build/site/index.html
 	@$(RUN) docs/render.py
+	@$(RUN) docs/build.py
+
+docs-serve: venv  ## the site at http://127.0.0.1:8200, as you write
+	@$(RUN) docs/build.py --serve
 
 venv: $(VENV)/installed
 

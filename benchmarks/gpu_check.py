@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from draftfleet.settings import load
 from trainer import algorithms, optimizers
 from trainer.algorithms.execution import Execution, compile_layers, settle
+from trainer.prefetch import Prefetch
 from trainer.targets import Captured, Row
 from trainer.targets.hf import HfTarget
 
@@ -220,12 +221,42 @@ def short_training(bench: Bench, name: str) -> str:
     return f"{bench.size.steps} steps, loss {ends[1]:.4f} ({ends[0]:.4f})"
 
 
+class Awake:
+    """As much of a feed as a prefetch looks at: rows are always there."""
+
+    waited_s = 0.0
+    is_waiting = False
+
+    def close(self) -> None: ...
+
+    def part(self) -> None: ...
+
+
+def states_ahead(bench: Bench, name: str) -> str:
+    """Captured in a thread while drafters train: a stream that is not waited for, or memory that is used again too
+    early, shows as other states."""
+    batches = [[one.row for one in bench.batch(number)] for number in range(8)]
+    expected = [[(one.hidden.cpu(), one.last.cpu()) for one in batch] for batch in bench.target.capture(batches)]
+    algorithm, feed, off = bench.algorithm(name), cast(Any, Awake()), 0.0
+    optimizer = optimizers.make(load(flags={"trainer.lr": 1e-3}).trainer, algorithm.drafter)
+    with Prefetch(bench.target.capture(batches), feed, depth=3, device=bench.device) as ahead:
+        for captured, oracle in zip(ahead, expected, strict=True):
+            bench.found(algorithm, captured)
+            optimizer.step()
+            for one, (hidden, last) in zip(captured, oracle, strict=True):
+                for ours, other in ((one.hidden.cpu(), hidden), (one.last.cpu(), last)):
+                    off = max(off, float((ours - other).abs().max() / other.abs().max()))
+    expect(off <= EXACT, f"states off {off:.1e}")
+    return f"{len(batches)} batches, states off {off:.1e}"
+
+
 CHECKS: dict[str, Callable[[Bench, str], str]] = {
     "auto": what_auto_chooses,
     "flex attention, float32": flex_in_float32,
     "flex attention, bfloat16": flex_in_bfloat16,
     "compiled layers": layers_compiled,
     "activation checkpointing": checkpointing,
+    "hidden states ahead": states_ahead,
     "short training": short_training,
 }
 

@@ -1,5 +1,6 @@
 #!/bin/sh
 # Make the passwords of compose.yaml, each at random in a file of its own. Those that are there stay.
+# hf_token is made empty: write your token of the Hugging Face Hub into it if the target is read from there.
 #   sh docker/secrets.sh [FOLDER]
 # The folder is for its owner alone. The files in it can be read by all: containers run as other users, and Compose
 # mounts each of them into the containers that need it.
@@ -15,3 +16,4 @@ for name in redis_admin redis_producer redis_worker redis_trainer redis_flower f
   chmod 444 "$file"
   echo "made $file"
 done
+[ -e "$folder/hf_token" ] || install -m 644 /dev/null "$folder/hf_token"

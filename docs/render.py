@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,10 +24,14 @@ def architecture_page() -> str:
 
 
 def index_page() -> str:
-    """With the pages that no hand has put into it, by their titles."""
-    text = (ROOT / "docs/index.md").read_text().partition(BEGIN)[0]
-    pages = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "index.md"]
-    return _filled("index.md", "".join(f"- [{_title(page)}]({page.name})\n" for page in pages if page.name not in text))
+    """With all pages, by the sections of the site."""
+    sections = tomllib.loads((ROOT / "docs/zensical.toml").read_text())["project"]["nav"]
+    lines = (
+        f"**{name}**: " + " · ".join(_link(page) for page in pages if page != "index.md") + "\n"
+        for section in sections
+        for name, pages in section.items()
+    )
+    return _filled("index.md", "\n".join(lines))
 
 
 def _filled(name: str, content: str) -> str:
@@ -36,8 +41,11 @@ def _filled(name: str, content: str) -> str:
     return f"{before}{BEGIN}\n\n{content}\n{END}{after}"
 
 
-def _title(page: Path) -> str:
-    return page.read_text().splitlines()[0].removeprefix("# ")
+def _link(page: str) -> str:
+    """From the index to a page of the site, which lies in docs/, or under files/ if it lies elsewhere."""
+    link = page.replace("files/", "../")
+    title = (ROOT / "docs" / link).read_text().splitlines()[0].removeprefix("# ")
+    return f"[{title}]({link})"
 
 
 def _module_list() -> Iterator[str]:

@@ -9,7 +9,7 @@ shards, dead letters and outstanding batches, so that the second identity is a c
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +21,9 @@ from draftfleet.names import parent_of
 from draftfleet.outcomes import Counts, rank
 from draftfleet.records import Sample
 from draftfleet.runs import Run
+
+LOOKED_INTO = 24
+"""Prompt shards that are read to tell which sources wait: each once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,26 +68,35 @@ class Accounting:
 
 
 class Accountant:
-    """Accounts for one run, again and again: what cannot change any more is read once."""
+    """Accounts for one run, again and again: what cannot change any more is read once.
+
+    Of the last account are `done`, the shards with their sizes in bytes, and `dead`, the rows that were given up.
+    `again` are those that are asked again.
+    """
 
     def __init__(self, run: Run) -> None:
         self.run = run
+        self.done: dict[str, int] = {}
+        self.dead: dict[str, Sample] = {}
         self._samples: dict[str, Entry] = {}
         self._prompts: dict[str, Entry] = {}
         self._counts: dict[tuple[str, int], Counts] = {}
         self._by_row: dict[tuple[str, int], dict[str, Counts]] = {}
         self._sizes: dict[str, int] = {}
-        self._again = Again(run)
+        self._outstanding: list[str] = []
+        self._sources: dict[str, Counter[str]] = {}
+        self.again = Again(run)
 
     def account(self) -> Accounting:
         """Read the run from storage. Raises CorruptFile if run.json or a prompt shard is."""
         sealed = self.run.sealed()  # first: what is sealed is then listed
-        done = self.run.done_bytes()
-        split, dead = self.run.split_sizes(), self.run.dead()
-        outstanding = self.run.outstanding(done, dead)
+        done = self.done = self.run.done_bytes()
+        split = self.run.split_sizes()
+        dead = self.dead = self.run.dead()
+        self._outstanding = outstanding = self.run.outstanding(done, dead)
         self._samples, self._prompts = self.run.index.read("samples"), self.run.index.read("prompts")
         counts, corrupt = self._done(done, split, dead)
-        again = self._again.correction(set(done), outstanding, split, dead, corrupt)
+        again = self.again.correction(set(done), outstanding, split, dead, corrupt)
         counts += again.counts
         return Accounting(
             run=self.run.name,
@@ -108,6 +120,28 @@ class Accountant:
             dead=len(dead) + again.dead,
             corrupt=corrupt,
         )
+
+    def entries(self) -> dict[str, Entry]:
+        """The lines of the index about shards of the last account, by batch; none of one that is not in it yet."""
+        return {
+            batch: entry
+            for batch, entry in self._samples.items()
+            if entry.counts is not None and entry.bytes == self.done.get(batch)
+        }
+
+    def counts(self) -> dict[str, Counts]:
+        """Of each shard of the last account, as far as it is known without reading it."""
+        read = {batch: counts for (batch, size), counts in self._counts.items() if self.done.get(batch) == size}
+        return read | {batch: entry.counts for batch, entry in self.entries().items() if entry.counts is not None}
+
+    def sources_waiting(self) -> dict[str, float]:
+        """Shares by source among the rows that stood in no shard at the last look, from batches all over them."""
+        rows = Counter[str]()
+        for batch in self._outstanding[:: max(len(self._outstanding) // LOOKED_INTO, 1)]:
+            if batch not in self._sources:
+                self._sources[batch] = Counter(prompt.source for prompt in self.run.read_prompts(batch))
+            rows += self._sources[batch]
+        return {source: num / rows.total() for source, num in rows.items()}
 
     def _done(
         self, done: Mapping[str, int], split: dict[str, int], dead: dict[str, Sample]

@@ -28,7 +28,7 @@ from draftfleet.runs import Run as Folder
 from draftfleet.settings import Settings
 from draftfleet.storage import open_storage
 from draftfleet.training import Training
-from draftfleet.up import Stack
+from draftfleet.up.stack import Stack
 
 if TYPE_CHECKING:
     from producer.import_data.report import Report as ImportReport

@@ -12,6 +12,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -25,6 +27,19 @@ def die_with_parent(parent_pid: int, sig: int = signal.SIGKILL) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, sig)
     if os.getppid() != parent_pid:  # it ended before we asked
         os.kill(os.getpid(), sig)
+
+
+def tie() -> None:
+    """End this process with its parent: by the kernel where it can, and by a look every second elsewhere."""
+    parent = os.getppid()
+    die_with_parent(parent)
+
+    def watch() -> None:
+        while os.getppid() == parent != 1:
+            time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
 def spawn(
@@ -63,8 +78,13 @@ def stop(child: subprocess.Popen[bytes], *, grace_s: float = 10.0) -> int:
     """SIGTERM, then after `grace_s` seconds SIGKILL to its whole process group. Returns its exit code."""
     if child.poll() is None:
         child.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(grace_s)
+    return end(child, grace_s=grace_s)
+
+
+def end(child: subprocess.Popen[bytes], *, grace_s: float = 10.0) -> int:
+    """The same for one that was told to end already: a worker that is told twice does not finish what is in flight."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(grace_s)
     with contextlib.suppress(ProcessLookupError):  # nothing of its group is left
         os.killpg(child.pid, signal.SIGKILL)
     return child.wait()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -142,9 +142,11 @@ for i = 1, #all, 2 do
   local owner = cjson.decode(all[i + 1])[2]
   held[owner] = (held[owner] or 0) + 1
 end
+local ended = {}
+for i = 2, #ARGV do ended[ARGV[i]] = true end
 for i = 1, #all, 2 do
   local claim = cjson.decode(all[i + 1])
-  if not is_live(claim, since, now, tonumber(ARGV[1])) then
+  if ended[claim[2]] or not is_live(claim, since, now, tonumber(ARGV[1])) then
     lapsed[#lapsed + 1] = all[i]
     lapsed[#lapsed + 1] = lapse(KEYS[1], KEYS[2], all[i], claim)
     lapsed[#lapsed + 1] = held[claim[2]] - 1
@@ -224,8 +226,15 @@ class Claims:
                 found.setdefault(str(owner), []).append(str(name))
         return found
 
-    def sweep(self) -> list[Lapsed]:
-        """Remove the lapsed claims, count their attempts, and return them: each to one caller only."""
-        flat = self._sweep(self._keys, [self._ttl_ms])
+    def owners(self) -> set[str]:
+        """Of all claims, live or lapsed."""
+        return {str(json.loads(str(raw))[1]) for raw in self._client.hvals(self._keys[0])}
+
+    def sweep(self, ended: Iterable[str] = ()) -> list[Lapsed]:
+        """Remove the lapsed claims, count their attempts, and return them: each to one caller only.
+
+        Claims of owners that are known to have `ended` have lapsed, whatever time they have left.
+        """
+        flat = self._sweep(self._keys, [self._ttl_ms, *ended])
         triples = zip(flat[::3], flat[1::3], flat[2::3], strict=True)
         return [Lapsed(str(name), int(attempts), int(others)) for name, attempts, others in triples]

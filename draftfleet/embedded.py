@@ -58,7 +58,7 @@ class Embedded:
         config = _config(port, password, self.folder)
         self.process = children.spawn([binary(), "-"], log=log, cwd=self.folder, stdin=config.encode())
         self.url = f"redis://:{password}@127.0.0.1:{port}/0"
-        _write_private(self.folder / ADDRESS, json.dumps({"url": self.url, "pid": self.process.pid}))
+        write_private(self.folder / ADDRESS, json.dumps({"url": self.url, "pid": self.process.pid}))
         try:
             _wait_until_ready(self.url)
         except (redis.RedisError, OSError):
@@ -135,7 +135,8 @@ def _wait_until_ready(url: str) -> None:
     redis.Redis.from_url(url, socket_connect_timeout=1, socket_timeout=2).ping()
 
 
-def _write_private(path: Path, text: str) -> None:
+def write_private(path: Path, text: str) -> None:
+    """Put or replace a file that this user alone may read."""
     staged = path.with_suffix(".new")
     descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from draftfleet import logs
+from draftfleet import completing, logs
 
 if TYPE_CHECKING:
     from draftfleet.settings import Settings
@@ -53,7 +54,7 @@ FLAGS = {
 }
 """From flag to settings path. A flag that is not given leaves its knob alone."""
 
-LONG_VERBS = ("produce", "work", "join", "trainer", "up", "flower")
+LONG_VERBS = ("generate", "produce", "work", "join", "trainer", "up", "flower")
 """Those that have a log file."""
 
 Text: TypeAlias = str | None
@@ -63,7 +64,9 @@ Bool: TypeAlias = bool | None
 
 # Of every verb.
 Config = Annotated[Path | None, typer.Option(metavar="FILE", help="Settings. Unset: draftfleet.toml, if there.")]
-Run = Annotated[Text, typer.Option(metavar="NAME", help="The run: its folder in the storage.")]
+Run = Annotated[
+    Text, typer.Option(metavar="NAME", help="The run: its folder in the storage.", autocompletion=completing.runs)
+]
 Storage = Annotated[Text, typer.Option(metavar="URL", help="What all nodes share: a folder or s3://BUCKET/PREFIX.")]
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any knob: worker.drain_s=30. Repeatable.")
@@ -76,15 +79,20 @@ Servers = Annotated[
     list[str] | None, typer.Option(metavar="URL[,URL...]", help="Local inference servers, without /v1. Repeatable.")
 ]
 Concurrency = Annotated[Int, typer.Option(metavar="N", help="Requests in flight per server. Unset: adaptive.")]
-Drafter = Annotated[Text, typer.Option(metavar="NAME", help="The drafter: its folder in the run.")]
+Drafter = Annotated[
+    Text, typer.Option(metavar="NAME", help="The drafter: its folder in the run.", autocompletion=completing.drafters)
+]
 Progress = Annotated[Bool, typer.Option(help="Bars on standard error. Unset: on a terminal.")]
 
 
-def read(ctx: typer.Context) -> Settings:
-    """What the flags of this call say, over environment and file. A named flag wins over `--set`."""
+def read(ctx: typer.Context, implied: Mapping[str, Any] | None = None) -> Settings:
+    """What the flags of this call say, over environment and file. A named flag wins over `--set`.
+
+    `implied` is what the verb means by its own flags: it wins over environment and file, any other flag over it.
+    """
     from draftfleet.settings import load  # noqa: PLC0415  brings pydantic and pyarrow, which the help can do without
 
-    settings = load(ctx.params["config"], said(ctx))
+    settings = load(ctx.params["config"], {**(implied or {}), **said(ctx)})
     begin_log(ctx, settings)
     return settings
 

@@ -106,6 +106,8 @@ class Index:
         self._lock = threading.Lock()
         self._writing = threading.Lock()
         self._entries: dict[Kind, dict[str, Entry]] = {"samples": {}, "prompts": {}}
+        self.hosts: dict[str, str] = {}
+        """By batch, the node whose line counts of its sample shard: who put the shard, unless the line came later."""
         self._read_bytes: dict[str, int] = {}
         self._lines: list[str] = []
         self._num_put = 0
@@ -148,6 +150,8 @@ class Index:
                     known = self._entries[entry.kind].get(entry.batch)
                     if known is None or known.written_at < entry.written_at:
                         self._entries[entry.kind][entry.batch] = entry
+                        if entry.kind == "samples":
+                            self.hosts[entry.batch] = name.rsplit("-", 3)[0]
                 self._read_bytes[name] = len(raw)
             return {batch: entry for batch, entry in self._entries[kind].items() if entry.sha256}
 

@@ -128,14 +128,21 @@ EVERY = Filter()
 
 def since(text: str) -> float:
     """`90s`, `30m`, `2h`, `7d` ago, or a date as in 2026-07-31 or 2026-07-31T12:00. Raises SettingsError."""
-    if ago := _AGO.fullmatch(text):
-        return time.time() - float(ago[1]) * _SECONDS[ago[2]]
+    if _AGO.fullmatch(text):
+        return time.time() - span_s(text, "--since")
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
         raise SettingsError(
             f"--since {text}: write 90s, 30m, 2h or 7d for a time ago, or a date as in 2026-07-31T12:00."
         ) from None
+
+
+def span_s(text: str, flag: str) -> float:
+    """`90s`, `30m`, `2h`, `7d` in seconds. Raises SettingsError, naming the flag."""
+    if not (said := _AGO.fullmatch(text)):
+        raise SettingsError(f"{flag} {text}: write 90s, 30m, 2h or 7d.")
+    return float(said[1]) * _SECONDS[said[2]]
 
 
 def kind_of(sample: Sample) -> str:

@@ -35,7 +35,12 @@ class GaugesReport(Part):
 
 
 class ServerReport(Part):
-    """`limit` is how many requests it may get at once, as of now, and `because` why it is that many."""
+    """`limit` is how many requests it may get at once, as of now, and `because` why it is that many. `speed` are the
+    tokens per second of one request; 0 until one has ended.
+
+    `slot_s` are the seconds of slots that it offered while it was ready and this process held batches, `busy_s` those
+    that a request filled. `silent_s`: for so long it holds requests of ours and neither ends one nor moves on.
+    """
 
     url: str
     state: ServerState
@@ -48,6 +53,19 @@ class ServerReport(Part):
     rows: int
     tokens: int
     tokens_per_s: float
+    slot_s: float = 0.0
+    busy_s: float = 0.0
+    silent_s: float = 0.0
+    speed: float = 0.0
+
+
+class LengthsReport(Part):
+    """Answers of rows of one source, counted by `lengths.bin_of` of their tokens: those that ended since this process
+    began, and those in flight by what there is of them."""
+
+    source: str
+    ended: dict[int, int] = Field(default_factory=dict[int, int])
+    going: dict[int, int] = Field(default_factory=dict[int, int])
 
 
 class RunReport(Part):
@@ -59,12 +77,14 @@ class RunReport(Part):
     truncated: int = 0
     failed: int = 0
     tokens: int = 0
+    lengths: list[LengthsReport] = Field(default_factory=list[LengthsReport])
 
 
 class WorkerReport(Part):
     """`waiting`: no server is ready. `paused`: the storage cannot be written. Times are seconds since the epoch.
 
-    `version` is the product's; empty where an older one reports.
+    `version` is the product's; empty where an older one reports. `wasted` are tokens that were generated for nothing
+    since the process began, by cause.
     """
 
     process: str
@@ -79,6 +99,7 @@ class WorkerReport(Part):
     batches_held: int = 0
     rows_waiting: int = 0
     rows_in_flight: int = 0
+    wasted: dict[str, int] = Field(default_factory=dict[str, int])
     runs: list[RunReport] = Field(default_factory=list[RunReport])
 
     def to_json(self) -> dict[str, Any]:

@@ -49,9 +49,9 @@ def setup(
         console = _ToStandardError()
         console.setFormatter(_Json() if as_json else _Text(LINE, "%H:%M:%S"))
         handlers.append(console)
-    _replace_handlers(handlers, Damper())
+    _replace_handlers(handlers, [_Least(level), Damper()])
     for name in PACKAGES:
-        logging.getLogger(name).setLevel(level)
+        logging.getLogger(name).setLevel(min(logging.getLevelNamesMapping()[level], logging.INFO))
     threading.excepthook = _thread_ended
 
 
@@ -76,15 +76,26 @@ def _open_already(file: Path) -> RotatingFile | None:
     return next(held, None)
 
 
-def _replace_handlers(handlers: list[logging.Handler], damper: Damper) -> None:
+def _replace_handlers(handlers: list[logging.Handler], filters: list[logging.Filter]) -> None:
     for old in logging.root.handlers[:]:
         logging.root.removeHandler(old)
         if old not in handlers:
             old.close()
     for handler in handlers:
-        handler.filters = [damper]
+        handler.filters = [*filters]
         logging.root.addHandler(handler)
     logging.root.setLevel(logging.WARNING)
+
+
+class _Least(logging.Filter):
+    """Our own events below a level are not said. They are made all the same: a worker's history keeps some of them."""
+
+    def __init__(self, level: str) -> None:
+        super().__init__()
+        self._level = logging.getLevelNamesMapping()[level]
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.levelno >= self._level or record.name.partition(".")[0] not in PACKAGES
 
 
 class _ToStandardError(logging.StreamHandler[TextIO]):

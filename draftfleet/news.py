@@ -24,6 +24,12 @@ class News:
         self._said |= now
         return lines
 
+    def changed(self, name: str, state: str, reason: str = "") -> str:
+        """The line about one more thing; empty where nothing changed since it was last looked at."""
+        text, before = _shown(state, reason), self._said.get(name)
+        self._said[name] = text
+        return f"{name} is {text}" if before not in (None, text) else ""
+
 
 def _shown(state: str, reason: str) -> str:
     return f"{state}: {reason}" if reason else state

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import redis
-from celery import Celery
+from celery import Celery, bootsteps
 from celery.apps.worker import Worker
 from celery.exceptions import SecurityWarning
 from redis.backoff import NoBackoff
@@ -20,6 +21,9 @@ from draftfleet.queue import connect
 from draftfleet.settings import Settings
 
 log = logging.getLogger(__name__)
+
+TURN_S = 1.0
+"""How often Celery's loop tells that it turns."""
 
 REDIS_AGAIN_S = 1.0
 SAY_AGAIN_S = 30.0
@@ -38,8 +42,23 @@ class Program(Worker):
         return True
 
 
-def program(app: Celery, name: str, queues: Sequence[str], concurrency: int) -> Program:
-    """A program that is ready to `start()`, for these queues and that many tasks at once."""
+def program(
+    app: Celery,
+    name: str,
+    queues: Sequence[str],
+    concurrency: int,
+    on_turn: Callable[[], object] = lambda: None,
+) -> Program:
+    """A program that is ready to `start()`, for these queues and that many tasks at once.
+
+    `on_turn` is called every second from Celery's own loop, which stands still while it waits for Redis.
+    """
+
+    class Turns(bootsteps.StartStopStep):
+        def register_with_event_loop(self, parent: Any, hub: Any) -> None:
+            hub.timer.call_repeatedly(TURN_S, on_turn)
+
+    cast(dict[str, set[type]], app.steps)["consumer"].add(Turns)
     # Celery's warning of a superuser is about pickled messages. Ours are JSON, and nothing else is accepted.
     warnings.filterwarnings("ignore", category=SecurityWarning)
     return Program(

@@ -81,9 +81,12 @@ class Reconciler:
         self._runs = {name: run for name, run in known.items() if self._models is None or model_of(run) in self._models}
         return self.runs
 
-    def sweep(self) -> int:
-        """Publish again what dead holders left. Returns how many claims had lapsed. Redis alone, unless one had."""
-        return self._over_runs(self._sweep)
+    def sweep(self, has_ended: Callable[[str], bool] | None = None) -> int:
+        """Publish again what dead holders left. Returns how many claims had lapsed. Redis alone, unless one had.
+
+        `has_ended` says of an owner whether it is known to be no more: nobody waits for its claims to lapse.
+        """
+        return self._over_runs(lambda run: self._sweep(run, has_ended))
 
     def republish(self) -> int:
         """Compare the storage with the queue and publish what is missing. One process at a time; others get 0.
@@ -116,9 +119,10 @@ class Reconciler:
                 log.error(event("run not reconciled", run=run.name, error=str(error)))
         return total
 
-    def _sweep(self, run: Run) -> int:
+    def _sweep(self, run: Run, has_ended: Callable[[str], bool] | None) -> int:
         """The claims are gone from Redis: one that cannot be seen to now is owed, and seen to at the next sweep."""
-        lapsed = Claims(self._client, run.run_id, self._knobs, "reconciler").sweep()
+        claims = Claims(self._client, run.run_id, self._knobs, "reconciler")
+        lapsed = claims.sweep(filter(has_ended, claims.owners()) if has_ended else ())
         for claim in lapsed:
             name = claim.name[:LONGEST_SHOWN]
             log.warning(event("claim lapsed", run=run.name, name=name, attempts=claim.attempts))

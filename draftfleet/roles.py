@@ -22,7 +22,7 @@ ROLES = {
     "bench": "workers.bench:bench",
     "export-data": "draftfleet.export_data.export:export",
     "join": "workers.app:work",
-    "status": "draftfleet.status:show",
+    "status": "draftfleet.status.showing:show",
     "pause": "draftfleet.orders:pause",
     "resume": "draftfleet.orders:resume",
     "cancel": "draftfleet.orders:cancel",
@@ -37,7 +37,12 @@ ROLES = {
     "dead revive": "draftfleet.dead:revive",
     "dead export": "draftfleet.dead:export",
     "verify": "draftfleet.verify:show",
-    "up": "draftfleet.up:up",
+    "generate": "draftfleet.generate.run:generate",
+    "up": "draftfleet.up.foreground:up",
+    "down": "draftfleet.up.down:down",
+    "logs": "draftfleet.up.lines:show",
+    "health": "draftfleet.health:show",
+    "report": "draftfleet.report:report",
     "flower": "draftfleet.flower:serve",
 }
 """From verb to module and function. A verb of two words belongs to a group: `draftfleet runs list`."""
@@ -49,8 +54,14 @@ PARTS = {
     "target doctor": "workers.doctor:doctor_of_target",
     "target look": "trainer.examine:look",
     "bench found": "workers.bench:found",
+    "up detached": "draftfleet.up.detaching:detach",
+    "up status": "draftfleet.up.down:standing",
+    "refuse other": "producer.begun:refuse_other",
+    "served": "workers.serving:served",
     "prompts": "producer.preview:first_prompts",
+    "tensorboard curve": "trainer.curve:from_tensorboard",
     "every checkpoint": "trainer.acceptance:measure_all",
+    "preset names": "producer.presets:names",
     "pins": "producer.produce:pins",
 }
 """What a role has for another verb than its own: no verbs."""

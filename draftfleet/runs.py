@@ -11,6 +11,7 @@
         dead/train-000000.0007.json       a row that is given up, with its error
         corrupt/                         shards that could not be read, moved aside
         index/PROCESS-000000.jsonl       one line per shard that the process put (draftfleet/index.py)
+        history/PROCESS-000000.jsonl     what happened to a worker's node and servers (draftfleet/history.py)
         ids/PROCESS-000000.parquet       the ids in the prompt shards, for the producer (producer/ids.py)
         drafters/NAME/                   checkpoints, logs, evaluation, exported folders of one drafter
         control.json                     paused, cancelled, priority, budget: draftfleet.control
@@ -21,6 +22,7 @@ A batch holds prompts of one split, which its id begins with.
 
 from __future__ import annotations
 
+import difflib
 import json
 import time
 import zlib
@@ -29,7 +31,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
 from draftfleet import index, shards
-from draftfleet.errors import CorruptFile, RunConflict, RunMissing
+from draftfleet.errors import CorruptFile, RunConflict, RunMissing, StorageError
 from draftfleet.index import Entry, Index, Kind
 from draftfleet.names import parent_of, parts_of
 from draftfleet.outcomes import Counts
@@ -85,8 +87,8 @@ class Run:
             raw = storage.read(f"{name}/run.json")
         except FileNotFoundError:
             raise RunMissing(
-                f"run {name} is not in {storage.url}: make it with `draftfleet produce --run {name}`, "
-                "or point storage.url at the folder that holds it."
+                f"run {name} is not in {storage.url}{_near(storage, name)}: make it with `draftfleet produce --run "
+                f"{name}`, or point storage.url at the folder that holds it."
             ) from None
         try:
             info = RunInfo.from_json(raw)
@@ -200,6 +202,10 @@ class Run:
     def outcomes(self, batch: str) -> dict[str, Counts]:
         """What became of each row of a shard. Raises FileNotFoundError or CorruptFile."""
         return self._sampled(batch, shards.outcomes_in)
+
+    def columns(self, batch: str, names: Sequence[str]) -> list[dict[str, Any]]:
+        """These columns of each row of a shard, as far as it has them. Raises FileNotFoundError or CorruptFile."""
+        return self._sampled(batch, lambda raw: shards.columns_in(raw, names))
 
     def set_aside(self, batch: str) -> None:
         """Move a shard that cannot be read to corrupt/, so that its batch is no longer done.
@@ -315,6 +321,16 @@ class Run:
 
     def _samples(self, batch: str) -> str:
         return f"{self.name}/samples/{batch}.parquet"
+
+
+def _near(storage: Storage, name: str) -> str:
+    """`, which has qwen3 and qwen3-thinking`: the runs with the nearest names, else some that are there."""
+    try:
+        there = sorted(one for one in storage.folders() if not one.startswith("."))
+    except StorageError:  # one that may be read and not listed
+        return ""
+    names = difflib.get_close_matches(name, there, n=3) or there[:3]
+    return f", which has {' and '.join(names)}" if names else ", which has no run"
 
 
 def _rows_in(raw: bytes) -> int:

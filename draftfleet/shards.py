@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
@@ -57,8 +57,17 @@ def counts_in(raw: bytes) -> Counts:
 
 def outcomes_in(raw: bytes) -> dict[str, Counts]:
     """What became of each row, by row key; of its texts and ids only those of earlier turns are read."""
+    return dict(counted(_read(raw, COUNTED)))
+
+
+def columns_in(raw: bytes, names: Sequence[str]) -> list[dict[str, Any]]:
+    """A few columns of each row. One that an older version did not write is missing."""
+    return cast(list[dict[str, Any]], _read(raw, names).to_pylist())
+
+
+def _read(raw: bytes, names: Sequence[str]) -> pa.Table:
     file = pq.ParquetFile(io.BytesIO(raw))
-    return dict(counted(file.read([name for name in COUNTED if name in file.schema_arrow.names])))
+    return file.read([name for name in names if name in file.schema_arrow.names])
 
 
 COUNTED = ("row_key", "outcome", "completion_tokens", "ids_match_usage", "turns", "ended")

@@ -33,7 +33,7 @@ from draftfleet.queue import TRAIN_QUEUE, connect
 from draftfleet.runs import Run
 from draftfleet.settings import Settings, assignment, load
 from draftfleet.storage import open_storage
-from draftfleet.up import Stack
+from draftfleet.up.stack import Stack
 from producer.produce import produce
 from trainer.tasks import enqueue
 

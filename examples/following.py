@@ -17,7 +17,7 @@ from draftfleet.queue import connect
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.training import Training
-from draftfleet.up import Stack
+from draftfleet.up.stack import Stack
 
 LOOK_S = 0.5
 

@@ -161,6 +161,11 @@ def find(name: str) -> Preset:
     return preset
 
 
+def names(settings: Settings) -> list[str]:
+    """Of all of them, in order."""
+    return sorted(PRESETS)
+
+
 def show(settings: Settings, *, as_json: bool) -> int:
     """Print the table, which depends on no setting. Returns exit code 0."""
     if as_json:

@@ -17,7 +17,7 @@ from threading import Event
 from typing import Any
 
 from draftfleet import drafters
-from draftfleet.errors import CorruptFile, DrafterError, SettingsError, TrainingError
+from draftfleet.errors import CorruptFile, DrafterError, SettingsError
 from draftfleet.logs import event
 from draftfleet.names import split_of
 from draftfleet.runs import Run
@@ -28,7 +28,7 @@ from trainer.algorithms import Algorithm
 from trainer.best import Acceptance
 from trainer.checkpoint import RandomStates
 from trainer.child import check_measuring
-from trainer.evaluate import limits_of, load, prompt_ids
+from trainer.evaluate import limits_of, load, nobody_asked, prompt_ids
 from trainer.measure import count
 from trainer.speculate import Answer, Limits, decode_with_drafter
 from trainer.targets import Target
@@ -81,32 +81,34 @@ class Judge:
 
     def is_due(self, step: int) -> bool:
         every = self._knobs.evaluate_steps
-        return every > 0 and (step % every == 0 or step == self._knobs.max_steps)
+        return every > 0 and step > 0 and (step % every == 0 or step == self._knobs.max_steps)
 
-    def measure(self, step: int) -> Acceptance | None:
-        """Measure the weights as they are, write it into the checkpoint of this step, and say which is the best now.
+    def measure(self, step: int, tell: Callable[[Acceptance], object]) -> bool:
+        """Measure the weights as they are, write it into the checkpoint of this step, tell it, and name the best.
 
-        None if there is nothing to measure on yet, or if asked to stop before the end. Every process must call it.
+        Does nothing where it was measured, or while there is nothing to measure on. False if asked to stop before the
+        end. Every process must call it.
         """
-        found = self._measured(step) if self._team.leads else None
-        self._team.share(True if self._team.leads else None)
-        return found
+        return self._team.share(self._measure(step, tell) if self._team.leads else None)
 
-    def _measured(self, step: int) -> Acceptance | None:
+    def _measure(self, step: int, tell: Callable[[Acceptance], object]) -> bool:
         question = self._question(step)
-        if question is None:
-            return None
         name = self._knobs.drafter
+        folder = self._run.drafter_dir(name)
+        path = checkpoint.of_step(folder, step)
+        before = Acceptance.find(path)
+        if question is None or (before is not None and before.asked == question.digest):
+            return True
         said = accepted(self._algorithm, self._target, question, self._limits(question), step=step, stop=self._stop)
         if said is None or not self._may_put():
-            return None
-        folder = self._run.drafter_dir(name)
-        said.record(checkpoint.of_step(folder, step))
+            return False
+        said.record(path)
         leading = best.announce(self._run, name) or said
         checkpoint.prune(folder, self._knobs.keep_checkpoints, best.spared(folder))
         drafters.share(self._run, name, "checkpoints")
         log.info(_event(self._run, name, said, best_step=leading.step))
-        return said
+        tell(said)
+        return True
 
     def _question(self, step: int) -> Question | None:
         """The one that was chosen, or, once there are prompts enough, a new one."""
@@ -145,10 +147,8 @@ def measure_all(settings: Settings) -> dict[str, Any]:
     limits = limits_of(settings, target, settings.evaluation.max_tokens)
     prompts = _prompts(run, settings, settings.evaluation.prompts, limits, path=target.path)
     if not prompts:
-        raise TrainingError(
-            f"run {run.name} has no held-out prompt that leaves room for an answer: produce some with "
-            "producer.heldout above 0 or with a split column, or raise target.context_tokens."
-        )
+        asked = settings.model_copy(update={"target": settings.target.model_copy(update={"path": target.path})})
+        raise nobody_asked(run, len(list(prompt_ids(run, asked))))
     question = Question(prompts, settings.evaluation.max_tokens, settings.evaluation.k)
     found: dict[str, float] = {}
     for path in reversed(list(checkpoint.whole(run.drafter_dir(name)))):

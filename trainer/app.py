@@ -17,6 +17,7 @@ from celery.worker import state as celery_state
 from kombu.exceptions import OperationalError
 
 from draftfleet.errors import DraftfleetError
+from draftfleet.health import Pulse
 from draftfleet.logs import event
 from draftfleet.metrics import served
 from draftfleet.program import program, wait_for_redis
@@ -39,15 +40,16 @@ def serve(settings: Settings) -> int:
     storage = open_storage(settings.storage)
     probe(storage)
     stop = threading.Event()
-    with _signals(stop):
+    with _signals(stop), Pulse("trainer") as pulse:
         client = wait_for_redis(settings, stop)
         if client is None:
             return 0
         host = socket.gethostname()
         shown = TrainingCollector(host)
-        node = Node(settings, app, client, storage, f"trainer-{os.getpid()}@{host}", stop, shown)
+        pulse.state = lambda: str(shown)
+        node = Node(settings, app, client, storage, f"trainer-{os.getpid()}@{host}", stop, shown, pulse)
         register(node)
-        worker = program(app, node.owner, [TRAIN_QUEUE], concurrency=1)
+        worker = program(app, node.owner, [TRAIN_QUEUE], concurrency=1, on_turn=lambda: pulse.turned("queue"))
         sweeper = threading.Thread(target=_sweep, args=(node,), name="sweep", daemon=True)
         sweeper.start()
         log.info(event("trainer started", process=node.owner, storage=storage.url))
@@ -90,5 +92,6 @@ def _sweep(node: Node) -> None:
                 due = time.monotonic() + node.settings.claims.reconcile_s
             fault = ""
         except (redis.RedisError, OperationalError, DraftfleetError, OSError) as error:
+            node.pulse.excuse("queue")  # Celery's loop stands still while Redis is away
             if fault != (fault := str(error)):  # an outage is said once, not at each look
                 log.warning(event("sweep failed", error=error))

@@ -15,6 +15,10 @@ WINDOW_BATCHES = 128
 """Rows are sorted by length among shuffled neighbours that fill this many batches: of many rows under 3 % of what is
 computed is padding, for answers of 200 tokens as for 2,500 (docs/training.md). The batches come shuffled."""
 
+ORDER = "1"
+"""Which way of ordering this is. Another one wants another name: a training that is resumed in the middle of an epoch
+then knows that it does not meet the rest of that epoch."""
+
 
 @dataclass(frozen=True, slots=True)
 class Kept:

@@ -99,7 +99,7 @@ def choose(run: Run, drafter: str, wanted: str = "") -> Path:
     if not there:
         raise DrafterError(
             f"run {run.name} has no checkpoint of drafter {drafter} in {folder}: train it with "
-            f"`draftfleet train --run {run.name}`, or name another with trainer.drafter."
+            f"`draftfleet train --run {run.name} --drafter {drafter}`, or name another with --drafter."
         )
     path, why = _chosen(folder, there, wanted, f"drafter {drafter} of run {run.name}")
     log.info(event("checkpoint chosen", run=run.name, drafter=drafter, checkpoint=path.name, because=why))

@@ -24,9 +24,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from draftfleet.errors import CorruptFile, RunBusy, StorageUnwritable
+from draftfleet.errors import CorruptFile, RunBusy, StorageUnreadable, StorageUnwritable
 from draftfleet.logs import event
+from draftfleet.runs import Run
 from trainer import drafter
+from trainer.batches import ORDER
 from trainer.data import START, Journal, Position
 from trainer.drafter import DrafterConfig
 
@@ -67,7 +69,7 @@ class RandomStates:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One that was read back, on the CPU."""
+    """One that was read back, on the CPU. `order` is the way in which its training ordered batches."""
 
     config: DrafterConfig
     tensors: dict[str, Tensor]
@@ -75,6 +77,16 @@ class Checkpoint:
     optimizer: dict[str, Any]
     random: RandomStates
     journal: Journal
+    order: str
+
+
+def expect_place(run: Run, step: int) -> None:
+    """Raises StorageUnreadable where the run is gone: what lies below a mount would take the checkpoint and hide it."""
+    if not run.storage.exists(f"{run.name}/run.json"):
+        raise StorageUnreadable(
+            f"{run.storage.url} has no run {run.name} any more, so the checkpoint of step {step} is not written: mount "
+            "the file system again, or bring the folder back. Then `draftfleet train` goes on from the one before."
+        )
 
 
 def write(
@@ -101,11 +113,11 @@ def write(
         random_states = RandomStates.now()
         stored = {
             "state": {**asdict(state), "position": list(state.position)},
+            "order": ORDER,
             "optimizer": optimizer,
             "random": {"torch": random_states.torch, "cuda": random_states.cuda, "python": random_states.python},
         }
-        with (staged / STATE).open("wb") as file:  # a file of ours, since torch's own hides why it could not write
-            torch.save(stored, file)
+        _save(stored, staged / STATE)
         (staged / JOURNAL).write_text(json.dumps(journal.to_json(), indent=1) + "\n")
         for path in (*staged.iterdir(), staged):
             _sync(path)
@@ -127,6 +139,17 @@ def write(
         shutil.rmtree(staged, ignore_errors=True)
     prune(folder, keep, spare)
     return final
+
+
+def _save(stored: dict[str, Any], path: Path) -> None:
+    """Raises OSError. To a file of ours, since torch's own hides why it could not write."""
+    with path.open("wb") as file:
+        try:
+            torch.save(stored, file)
+        except RuntimeError as error:  # nor can it end an archive that could not be written to
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
 
 
 def latest(folder: Path) -> Path | None:
@@ -162,7 +185,13 @@ def read(path: Path) -> Checkpoint:
         fields["position"] = Position(*fields["position"])
         journal = Journal.from_json(json.loads((path / JOURNAL).read_text()))
         return Checkpoint(
-            config, tensors, State(**fields), stored["optimizer"], RandomStates(**stored["random"]), journal
+            config,
+            tensors,
+            State(**fields),
+            stored["optimizer"],
+            RandomStates(**stored["random"]),
+            journal,
+            stored.get("order", ""),
         )
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, EOFError, pickle.UnpicklingError) as error:
         raise CorruptFile(
@@ -186,7 +215,10 @@ def prune(folder: Path, keep: int, spare: Path | None = None) -> None:
     """Delete all whole checkpoints but the latest `keep` and `spare`."""
     for path in list(whole(folder))[keep:]:
         if path != spare:
-            shutil.rmtree(path)
+            try:
+                shutil.rmtree(path)
+            except OSError as error:
+                log.warning(event("checkpoint not deleted", checkpoint=path, error=error))
     for path in (folder / "checkpoints").glob(".step-*"):  # what a writer that was killed left behind
         shutil.rmtree(path, ignore_errors=True)
 

@@ -13,20 +13,20 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import redis
-
 from draftfleet import children, drafters
-from draftfleet.claims import Claims, Holding
 from draftfleet.errors import SettingsError, TrainingError
+from draftfleet.health import Pulse
 from draftfleet.logs import event
 from draftfleet.runs import Run
 from draftfleet.settings import Settings, Trainer, environment
+from trainer import claim as claims
+from trainer.claim import Claim
 from trainer.progress import Progress
 
 log = logging.getLogger(__name__)
 
-CLAIM_TOKEN = "TRAINER_CLAIM_TOKEN"
-"""Environment variable of the child: the token of its claim, looked at before each checkpoint is put in place."""
+TRAINING = "training"
+"""The part of the trainer's pulse that watches the child and renews the claim."""
 
 LOOK_S = 0.5
 REPORT_S = 3.0
@@ -34,35 +34,6 @@ REPORT_S = 3.0
 
 STOP_S = 45.0
 """How long a child that was asked to stop may take for its checkpoint."""
-
-
-class Claim:
-    """The right to train one drafter, as long as it is renewed."""
-
-    def __init__(self, claims: Claims, name: str, token: str, renew_s: float) -> None:
-        self.name = name
-        self.token = token
-        self.is_lost = False
-        self._claims = claims
-        self._renew_s = renew_s
-        self._due = time.monotonic()
-
-    def renew_if_due(self, saved_steps: int) -> None:
-        """Steps that were saved under this claim count as progress: a later lapse is then no attempt."""
-        if self.is_lost or time.monotonic() < self._due:
-            return
-        self._due = time.monotonic() + self._renew_s
-        try:
-            answer = self._claims.renew({self.name: Holding(self.token, saved_steps)})[self.name]
-        except redis.RedisError as error:  # go on: nobody else can take it either
-            log.warning(event("claim not renewed", claim=self.name, error=error))
-            return
-        if answer == "lost":
-            self.is_lost = True
-            log.error(event("claim lost", claim=self.name))
-
-    def release(self) -> bool:
-        return self._claims.release(self.name, self.token)
 
 
 def check_processes(processes: int, accumulation: int) -> None:
@@ -92,7 +63,13 @@ def command(processes: int) -> list[str]:
 
 
 def supervise(
-    run: Run, settings: Settings, claim: Claim, *, stop: threading.Event, report: Callable[[str], object]
+    run: Run,
+    settings: Settings,
+    claim: Claim,
+    *,
+    stop: threading.Event,
+    report: Callable[[str], object],
+    pulse: Pulse,
 ) -> str:
     """Have the drafter trained by a child until it ends, the claim is lost or `stop` is set. Returns how it ended.
 
@@ -103,11 +80,11 @@ def supervise(
     output = run.drafter_dir(drafter) / "train.log"
     said_before = output.stat().st_size if output.exists() else 0
     child = children.spawn(
-        command(settings.trainer.processes), log=output, env=environment(settings) | {CLAIM_TOKEN: claim.token}
+        command(settings.trainer.processes), log=output, env=environment(settings) | {claims.TOKEN: claim.token}
     )
     log.info(event("training begun", run=run.name, drafter=drafter, process=child.pid, log=output))
     try:
-        _watch(child, run, drafter, claim, stop=stop, report=report)
+        _watch(child, run, drafter, claim, stop=stop, report=report, pulse=pulse)
     finally:
         code = children.stop(child, grace_s=0)
     shown = str(Progress.read(run, drafter) or "no step yet")
@@ -119,10 +96,12 @@ def supervise(
     if stop.is_set():
         log.info(event("training stopped", run=run.name, drafter=drafter, at=shown))
         return f"stopped: {shown}"
+    is_kept = any(run.storage.folders(f"{run.name}/drafters/{drafter}/checkpoints"))
+    again = "goes on from its latest checkpoint" if is_kept else "begins it anew, with other settings if they are given"
     raise TrainingError(
         f"training of drafter {drafter} of run {run.name} ended with {_ending(code)} at {shown}:\n"
         f"{_last_words(output, said_before)}\n"
-        f"All it said is in {output}. `draftfleet train` goes on from its latest checkpoint."
+        f"All it said is in {output}. `draftfleet train --drafter {drafter}` {again}."
     )
 
 
@@ -134,12 +113,14 @@ def _watch(
     *,
     stop: threading.Event,
     report: Callable[[str], object],
+    pulse: Pulse,
 ) -> None:
     """Renew the claim and report, until the child ended or would not."""
     progress = Progress.read(run, drafter)
     saved_before = progress.checkpoint_step if progress else 0
     report_due, deadline = time.monotonic(), math.inf
     while child.poll() is None and time.monotonic() < deadline:
+        pulse.turned(TRAINING)
         claim.renew_if_due(progress.checkpoint_step - saved_before if progress else 0)
         if deadline == math.inf and (claim.is_lost or stop.is_set()):
             child.terminate()

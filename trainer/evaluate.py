@@ -81,10 +81,7 @@ def evaluate(settings: Settings, *, progress: bool, which: str = "") -> Evaluati
     everybody = list(asked(run, _with_target(settings, target.path)))
     judged = [one for one in everybody if limits.of(one.ids) > 1]
     if not judged:
-        raise TrainingError(
-            f"run {run.name} has {len(everybody)} held-out prompts, of which none leaves room for an answer: produce "
-            "some with producer.heldout above 0 or with a split column, or raise target.context_tokens."
-        )
+        raise nobody_asked(run, len(everybody))
     ks = _draftable({*knobs.sweep, knobs.k}, algorithm)
     k = ks[-1]
     log.info(event("evaluation started", run=run.name, drafter=found, prompts=len(judged), k="/".join(map(str, ks))))
@@ -188,6 +185,18 @@ def load(folder: Path, settings: Settings) -> tuple[Algorithm, HfTarget]:
         raise DrafterError(f"{folder} does not fit its own drafter.json: {error}") from None
     algorithm.drafter.eval()
     return algorithm, target
+
+
+def nobody_asked(run: Run, num_prompts: int) -> TrainingError:
+    """Of a run with so many held-out prompts, all too long."""
+    if num_prompts == 0:
+        return TrainingError(
+            f"run {run.name} has no held-out prompts: produce one with producer.heldout above 0 or with a split column."
+        )
+    return TrainingError(
+        f"run {run.name} has {num_prompts} held-out prompts, of which none leaves room for an answer: raise "
+        "target.context_tokens."
+    )
 
 
 def limits_of(settings: Settings, target: HfTarget, max_tokens: int) -> Limits:

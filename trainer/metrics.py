@@ -139,7 +139,6 @@ class Meter:
             tokens=state.tokens,
             trained_tokens=state.trained_tokens,
             checkpoint_step=state.step,
-            finished=state.step == self._knobs.max_steps,
         )
         self._write(feed, waiting=False)
 
@@ -151,6 +150,11 @@ class Meter:
         )
         for tracker in self._trackers:
             tracker.log(acceptance.step, {"acceptance_length": acceptance.acceptance_length})
+        self._write(feed, waiting=False)
+
+    def finished(self, feed: Feed) -> None:
+        """Say that the last checkpoint is in place, and measured if it was to be."""
+        self._progress = replace(self._progress, finished=True)
         self._write(feed, waiting=False)
 
     def waiting(self, feed: Feed) -> None:

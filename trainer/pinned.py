@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from draftfleet.errors import CorruptFile, RunConflict, RunMissing
 from draftfleet.runs import Run
 from draftfleet.settings import Section, Settings, Target, Trainer
+from trainer.progress import Progress
 
 FREE = {
     "trainer.activation_checkpointing",
@@ -36,13 +37,15 @@ FREE = {
 def pin(run: Run, settings: Settings) -> None:
     """Write down what the drafter is trained with. If it is there, it stands: only knobs that were given are compared.
 
-    Raises RunConflict, naming each difference, if the drafter was begun with other settings than those given.
+    Of one that failed before its first checkpoint there is nothing to keep: given knobs replace its own. Raises
+    RunConflict, naming each difference, if the drafter was begun with other settings than those given.
     """
-    path = _path(run, settings.trainer.drafter)
+    drafter = settings.trainer.drafter
+    path = _path(run, drafter)
     parts = _parts(settings)
     if run.storage.put_if_absent(path, _text({name: part.model_dump() for name, part in parts.items()})):
         return
-    had = {name: part.model_dump() for name, part in _read(run, settings.trainer.drafter).items()}
+    had = {name: part.model_dump() for name, part in _read(run, drafter).items()}
     given = {name: part.model_dump(include=part.model_fields_set) for name, part in parts.items()}
     differences = [
         f"  {section}.{key}: it has {had[section][key]!r}, now {value!r}"
@@ -51,16 +54,25 @@ def pin(run: Run, settings: Settings) -> None:
         for key, value in values.items()
         if had[section][key] != value and f"{section}.{key}" not in FREE
     ]
-    if differences:
+    if differences and not _is_nothing_yet(run, drafter):
         raise RunConflict(
-            f"drafter {settings.trainer.drafter} of run {run.name} was begun with other settings:\n"
+            f"drafter {drafter} of run {run.name} was begun with other settings:\n"
             + "\n".join(differences)
             + "\nGo on with its settings, train another one under a new trainer.drafter, or delete "
-            f"{run.drafter_dir(settings.trainer.drafter)} to begin it anew."
+            f"{run.drafter_dir(drafter)} to begin it anew."
         )
-    now = {section: had[section] | given[section] for section in had}
+    now = {section: values | given.get(section, {}) for section, values in had.items()}
+    if (algorithm := now["trainer"]["algorithm"]) not in now:
+        now = {"trainer": now["trainer"], "target": now["target"], algorithm: parts[algorithm].model_dump()}
     if had != now:
         run.storage.put(path, _text(now))
+
+
+def _is_nothing_yet(run: Run, drafter: str) -> bool:
+    """Whether its training ended with an error before there was a checkpoint, so that no process is at work on it."""
+    progress = Progress.read(run, drafter)
+    checkpoints = run.storage.folders(f"{run.name}/drafters/{drafter}/checkpoints")
+    return progress is not None and progress.error is not None and not any(checkpoints)
 
 
 def _text(sections: dict[str, dict[str, Any]]) -> bytes:

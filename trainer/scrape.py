@@ -54,6 +54,14 @@ class TrainingCollector(Collector):
             self._shown = run, drafter
             self._progress = self._acceptance = None
 
+    def __str__(self) -> str:
+        """`drafter default of run first: step 40/1,100, loss 2.1`."""
+        with self._lock:
+            shown, progress = self._shown, self._progress
+        if shown is None:
+            return "no training yet"
+        return f"drafter {shown[1]} of run {shown[0].name}: {progress or 'no step yet'}"
+
     def look(self) -> None:
         """Read what the training and the latest evaluation wrote. May wait for the storage."""
         if self._shown is None:

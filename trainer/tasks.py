@@ -14,6 +14,7 @@ from kombu.exceptions import OperationalError
 
 from draftfleet.claims import Claims, Held, Taken
 from draftfleet.errors import CorruptFile, QueueError, RunMissing, TrainingError
+from draftfleet.health import Pulse
 from draftfleet.logs import event
 from draftfleet.queue import TRAIN, connect, make_app, note_ended, publish_training
 from draftfleet.reconcile import TRAIN_CLAIM
@@ -21,7 +22,8 @@ from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.storage import Storage, open_storage
 from draftfleet.wire import TrainMessage
-from trainer.child import Claim, check_measuring, check_processes, supervise
+from trainer.child import TRAINING, check_measuring, check_processes, supervise
+from trainer.claim import Claim
 from trainer.pinned import pin, with_pinned
 from trainer.progress import Progress
 from trainer.scrape import TrainingCollector
@@ -34,15 +36,22 @@ REDIS_AGAIN_S = 1.0
 def enqueue(settings: Settings) -> str:
     """Pin what the drafter is trained with and ask a trainer for it. Returns a sentence that says so.
 
-    A drafter that was begun goes on from its latest checkpoint. Raises SettingsError, RunMissing, RunConflict
-    or QueueError.
+    A drafter that was begun goes on from its latest checkpoint; for one that is finished nobody is asked. Raises
+    SettingsError, RunMissing, RunConflict or QueueError.
     """
     check_processes(settings.trainer.processes, settings.trainer.accumulation)
     check_measuring(settings.trainer)
     run = Run.open(open_storage(settings.storage), settings.run)
-    client = connect(settings)
     drafter = settings.trainer.drafter
     pin(run, settings)
+    progress = Progress.read(run, drafter)
+    if progress is not None and progress.finished:
+        return (
+            f"drafter {drafter} of run {run.name} is finished: {progress}. To train it further, begin another one with "
+            f"{settings.trainer.algorithm}.start_from = run:{run.name}/{drafter}; to train it anew, delete "
+            f"{run.drafter_dir(drafter)}."
+        )
+    client = connect(settings)
     with make_app(settings) as app:
         publish_training(app, client, run, drafter)
     client.close()
@@ -61,6 +70,7 @@ class Node:
     owner: str
     stop: threading.Event
     shown: TrainingCollector
+    pulse: Pulse
 
 
 def register(node: Node) -> None:
@@ -104,12 +114,13 @@ def train_drafter(node: Node, body: object, report: Callable[[str], object]) -> 
     node.shown.show(run, message.drafter)
     claim = Claim(claims, name, taken.token, node.settings.claims.renew_s)
     try:
-        return supervise(run, settings, claim, stop=node.stop, report=report)
+        return supervise(run, settings, claim, stop=node.stop, report=report, pulse=node.pulse)
     except TrainingError as error:
         if not claim.is_lost:
             Progress.fail(run, message.drafter, settings.trainer.max_steps, str(error))
         raise
     finally:
+        node.pulse.over(TRAINING)
         _give_back(node, run, claim, message.drafter)
 
 

@@ -18,6 +18,7 @@ from draftfleet.errors import SettingsError
 from draftfleet.logs import event
 from draftfleet.runs import Run
 from draftfleet.settings import Trainer
+from trainer.curve import Curve
 
 log = logging.getLogger(__name__)
 
@@ -32,24 +33,44 @@ class Tracker(Protocol):
 
 
 def begin(run: Run, knobs: Trainer, *, step: int) -> list[Tracker]:
-    """Those that `trainer.trackers` names, for a training that goes on after `step`. Raises SettingsError."""
+    """The curve, and those that `trainer.trackers` names, for a training that goes on after `step`.
+
+    Raises SettingsError.
+    """
     known = {"tensorboard": TensorBoard, "wandb": Wandb}
-    return [known[name](run, knobs.drafter, step) for name in dict.fromkeys(knobs.trackers)]
+    named = [known[name](run, knobs.drafter, step) for name in dict.fromkeys(knobs.trackers)]
+    return [Curve(run, knobs.drafter, step), *named]
 
 
 class TensorBoard:
+    """Its files are written by a thread: a folder that takes no more of them ends the curves, not the training."""
+
     def __init__(self, run: Run, drafter: str, step: int) -> None:
         from torch.utils.tensorboard.writer import SummaryWriter  # noqa: PLC0415 (imported on use)
 
         # What a run that was cut off logged after its latest checkpoint is replaced, not shown twice.
         self._writer = SummaryWriter(str(run.drafter_dir(drafter) / "tensorboard"), purge_step=step + 1)
+        self._has_ended = False
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+        if self._has_ended:
+            return
+        try:
+            for name, value in values.items():
+                self._writer.add_scalar(name, value, step)
+        except OSError as error:
+            self._end(error)
 
     def close(self) -> None:
-        self._writer.close()
+        try:
+            self._writer.close()
+        except OSError as error:
+            self._end(error)
+
+    def _end(self, error: OSError) -> None:
+        if not self._has_ended:
+            log.warning(event("tensorboard ended", error=error))
+        self._has_ended = True
 
 
 class Wandb:

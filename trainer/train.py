@@ -15,35 +15,32 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from types import FrameType
 
-import redis
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from draftfleet import children, drafters, logs
-from draftfleet.claims import Claims
-from draftfleet.errors import DrafterError, DraftfleetError, QueueError, TrainingError
+from draftfleet.errors import DrafterError, DraftfleetError, TrainingError
 from draftfleet.logs import event
-from draftfleet.queue import connect
-from draftfleet.reconcile import TRAIN_CLAIM
 from draftfleet.records import Sample
 from draftfleet.runs import Run
 from draftfleet.settings import Settings, Trainer, load
 from draftfleet.storage import open_storage
-from trainer import algorithms, best, checkpoint, drafter, metrics, optimizers, targets
+from trainer import algorithms, best, checkpoint, claim, drafter, metrics, optimizers, targets
 from trainer.acceptance import Judge
 from trainer.algorithms import Algorithm
+from trainer.batches import ORDER
+from trainer.best import Acceptance
 from trainer.checkpoint import State
-from trainer.child import CLAIM_TOKEN, check_processes
-from trainer.data import Feed, Journal, Position
+from trainer.child import check_processes
+from trainer.data import Feed, Journal, Position, Step
 from trainer.devices import choose_device, choose_dtype
 from trainer.metrics import Meter
 from trainer.optimizers import Optimizer
@@ -71,7 +68,7 @@ def train(settings: Settings, stop: threading.Event) -> bool:
     if team.leads:
         pin(run, settings)
     path = _latest(run.drafter_dir(knobs.drafter), team)
-    if path is not None and checkpoint.step_of(path) >= knobs.max_steps:
+    if path is not None and checkpoint.step_of(path) >= knobs.max_steps and not _is_unmeasured(run, knobs, path, team):
         log.info(event("training had finished already", run=run.name, drafter=knobs.drafter, checkpoint=path))
         if team.leads:
             Progress.finish(run, knobs.drafter, checkpoint.step_of(path))
@@ -84,7 +81,7 @@ def train(settings: Settings, stop: threading.Event) -> bool:
     if algorithm is None:
         team.leave()
         return False
-    may_put = claim_check(settings, run)
+    may_put = claim.check(settings, run)
     finished = fit(
         run, knobs, target, algorithm, team,
         stop=stop, may_put=may_put, inspect=Spelling(settings.target.path).check,
@@ -125,14 +122,16 @@ def fit(
         journal=journal, stop=stop, on_wait=meter.waiting if depth == 0 else lambda _: None, inspect=inspect,
     )  # fmt: skip
     positions: deque[Position] = deque()  # after each step that was drawn: whoever captures draws ahead of the loop
-    captures = target.capture(_own_batches(feed, state.position, knobs.accumulation, team, positions))
+    steps = islice(feed.steps(state.position, knobs.accumulation), max(knobs.max_steps - state.step, 0))
+    captures = target.capture(_own_batches(steps, team, positions))
     prefetch = Prefetch(captures, feed, depth=depth, device=target.device, on_idle=meter.waiting)
     with meter, prefetch as batches:
         own = range(team.rank, knobs.accumulation, team.size)
-        saved_step, stopping = state.step, False
+        saved_step = state.step
 
         def save() -> None:
             if team.leads:
+                checkpoint.expect_place(run, state.step)
                 checkpoint.write(
                     folder,
                     config=algorithm.config,
@@ -147,6 +146,14 @@ def fit(
                 drafters.share(run, knobs.drafter, "checkpoints")
                 meter.saved(state, feed)
 
+        def measure() -> bool:
+            """Measure what is due at this step. False if asked to stop before its end: it is still to be done."""
+            if judge is None or not judge.is_due(state.step):
+                return True
+            return judge.measure(state.step, lambda acceptance: meter.measured(acceptance, feed))
+
+        is_measured = measure()  # the checkpoint that a training resumes from may not have been
+        stopping = not is_measured
         while state.step < knobs.max_steps and not stopping:
             # Forward and backward: gradients add up over this process' batches of the step.
             sums, keys = metrics.begin(), list[str]()
@@ -183,20 +190,21 @@ def fit(
                 trained_tokens=state.trained_tokens + int(sums["tokens"]),
                 position=positions.popleft(),
             )
-            stopping = sums["stop"] > 0
 
             meter.add(sums)
             if state.step % knobs.log_steps == 0 or state.step == knobs.max_steps:
                 meter.report(state, feed, batches, rate=rate, norm=float(norm))
-            is_judged = judge is not None and judge.is_due(state.step)
-            if is_judged or state.step % knobs.checkpoint_steps == 0:
+            if state.step % knobs.checkpoint_steps == 0 or (judge is not None and judge.is_due(state.step)):
                 save()
                 saved_step = state.step
-            if judge is not None and is_judged and (acceptance := judge.measure(state.step)) is not None:
-                meter.measured(acceptance, feed)
+            is_measured = measure()
+            stopping = sums["stop"] > 0 or not is_measured
         if state.step > saved_step:
             save()
-        return state.step == knobs.max_steps
+        is_finished = state.step >= knobs.max_steps and is_measured
+        if is_finished:
+            meter.finished(feed)
+        return is_finished
 
 
 def main() -> int:
@@ -207,7 +215,7 @@ def main() -> int:
     arguments = parser.parse_args()
     logs.setup("INFO" if os.environ.get("RANK", "0") == "0" else "WARNING")
     if arguments.tied:
-        tie()
+        children.tie()
     stop = threading.Event()
 
     def ask_to_stop(number: int, frame: FrameType | None) -> None:
@@ -230,47 +238,12 @@ def main() -> int:
     return 0 if finished else STOPPED
 
 
-def tie() -> None:
-    """End this process with its parent: by the kernel where it can, and by a look every second elsewhere."""
-    parent = os.getppid()
-    children.die_with_parent(parent)
-
-    def watch() -> None:
-        while os.getppid() == parent != 1:
-            time.sleep(1)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
-
-
-def claim_check(settings: Settings, run: Run) -> Callable[[], bool]:
-    """Whether this process may still put checkpoints: no other trainer has taken the claim.
-
-    Always, if it was started by hand; and while Redis is away or has forgotten, since then nobody else has been let in.
-    """
-    token, name = os.environ.get(CLAIM_TOKEN), TRAIN_CLAIM + settings.trainer.drafter
-
-    def may_put() -> bool:
-        if token is None:
-            return True
-        try:
-            claims = Claims(connect(settings), run.run_id, settings.claims, owner="trainer")
-            return claims.is_ours(name, token) or claims.holder(name) is None
-        except (QueueError, redis.RedisError) as error:
-            log.warning(event("claim not checked", run=run.name, claim=name, error=error))
-            return True
-
-    return may_put
-
-
-def _own_batches(
-    feed: Feed, position: Position, num_batches: int, team: Team, positions: deque[Position]
-) -> Iterator[list[Row]]:
+def _own_batches(steps: Iterable[Step], team: Team, positions: deque[Position]) -> Iterator[list[Row]]:
     """This process' share of each step: batch n of a step goes to process n modulo the size of the team.
 
     Every process draws whole steps, so that all of them come to a wait for samples at the same point.
     """
-    for step in feed.steps(position, num_batches):
+    for step in steps:
         positions.append(step.then)
         for batch, epoch in list(zip(step.batches, step.epochs, strict=True))[team.rank :: team.size]:
             yield [kept.row(epoch) for kept in batch]
@@ -280,6 +253,15 @@ def _latest(folder: Path, team: Team) -> Path | None:
     """The checkpoint that process 0 chose."""
     path = team.share(str(checkpoint.latest(folder) or "") if team.leads else None)
     return Path(path) if path else None
+
+
+def _is_unmeasured(run: Run, knobs: Trainer, path: Path, team: Team) -> bool:
+    """Whether the acceptance of a last checkpoint is still to be measured: its writer ended before it could."""
+    if knobs.evaluate_steps == 0:
+        return False
+    progress = Progress.read(run, knobs.drafter) if team.leads else None
+    is_said = progress is not None and progress.finished
+    return team.share(not is_said and Acceptance.find(path) is None if team.leads else None)
 
 
 def _resume(folder: Path, algorithm: Algorithm, optimizer: Optimizer, team: Team) -> tuple[State, Journal | None]:
@@ -296,6 +278,15 @@ def _resume(folder: Path, algorithm: Algorithm, optimizer: Optimizer, team: Team
     algorithm.drafter.load_state_dict(held.tensors)
     optimizer.load_state_dict(held.optimizer)
     held.random.restore()
+    if held.order != ORDER and held.state.position.batch:
+        log.warning(
+            event(
+                "batches are ordered otherwise than when the checkpoint was written",
+                checkpoint=path,
+                so=f"what is left of epoch {held.state.position.epoch} has some rows again and lacks others; "
+                "the epochs after it have all",
+            )
+        )
     log.info(event("training resumed", checkpoint=path, step=held.state.step, tokens=held.state.tokens))
     return held.state, held.journal
 

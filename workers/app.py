@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import threading
@@ -16,6 +17,7 @@ from draftfleet import budget, live, tokens
 from draftfleet.addresses import expand
 from draftfleet.budget import Budgets
 from draftfleet.errors import SettingsError
+from draftfleet.health import Pulse
 from draftfleet.logs import event
 from draftfleet.metrics import served
 from draftfleet.program import program, wait_for_redis
@@ -26,12 +28,13 @@ from draftfleet.storage import Storage, open_storage, probe
 from workers import dialects
 from workers.control import LOOK_S
 from workers.guard import SPACE_S
+from workers.history import FLUSH_S
 from workers.intake import end_when_drained, gate
 from workers.loop import Chore
 from workers.metrics import NodeCollector
 from workers.node import Node
 from workers.node_lock import NodeLock
-from workers.report import FLOWER_S, Reporter
+from workers.report import FLOWER_S, Reporter, state_text
 from workers.signals import Signals
 from workers.tasks import register
 
@@ -44,39 +47,56 @@ def work(settings: Settings, reload: Callable[[], Settings] | None = None) -> in
     Raises SettingsError, RunBusy (another worker has one of the servers), NotReady, Mismatch, Unauthorized.
     """
     settings = _with_servers(settings)
-    app = make_app(settings)
-    storage = open_storage(settings.storage)
     with NodeLock() as lock, Signals() as told:
         for address in expand(settings.worker.servers):
             lock.take(address.url)
-        client = wait_for_redis(settings, told.stopping)
-        if client is None:
-            return 0
-        tokenizer = tokens.load(settings.target.path) if settings.target.path else None
-        node = Node(settings, app, client, storage, lock=lock, tokenizer=tokenizer)
-        told.listen(
-            lambda: node.drain(settings.worker.drain_s),
-            None if reload is None else lambda: node.reload(_with_servers(reload())),
-        )
-        if told.stopping.is_set():
-            return 0
-        try:
-            code = _work(node, app, storage)
-        finally:
-            node.close()
+        with Pulse("worker") as pulse:
+            return _serve(settings, lock, told, pulse, reload)
+
+
+def _serve(
+    settings: Settings, lock: NodeLock, told: Signals, pulse: Pulse, reload: Callable[[], Settings] | None
+) -> int:
+    app = make_app(settings)
+    storage = open_storage(settings.storage)
+    client = wait_for_redis(settings, told.stopping)
+    if client is None:
+        return 0
+    tokenizer = tokens.load(settings.target.path) if settings.target.path else None
+    node = Node(settings, app, client, storage, lock=lock, tokenizer=tokenizer)
+    pulse.state = lambda: state_text(node)
+    told.listen(
+        lambda: node.drain(settings.worker.drain_s),
+        None if reload is None else lambda: node.reload(_with_servers(reload())),
+    )
+    if told.stopping.is_set():
+        return 0
+    try:
+        asyncio.run_coroutine_threadsafe(pulse.turns("requests"), node.loop.asyncio)
+        code = _work(node, app, storage, pulse)
+    finally:
+        node.close()
     if node.error is not None:
         raise node.error
     return code
 
 
-def _work(node: Node, app: Celery, storage: Storage) -> int:
+def _work(node: Node, app: Celery, storage: Storage, pulse: Pulse) -> int:
     hostname = f"worker-{os.getpid()}@{node.host}"
     reporter = Reporter(node, hostname)
     knobs = node.settings.worker
+
+    def report() -> None:
+        try:
+            reporter.report()
+        except redis.RedisError:
+            pulse.excuse("queue")  # Celery's loop stands still until Redis is back
+            raise
+
     with (
         served(knobs.metrics_address, knobs.metrics_port, NodeCollector(node)),
         _chores(
-            Chore("report", live.PUBLISH_S, reporter.report, at_once=True),
+            Chore("report", live.PUBLISH_S, report, at_once=True, on_turn=pulse.turned),
             Chore("orders", LOOK_S, node.orders.look),
         ),
     ):
@@ -85,13 +105,13 @@ def _work(node: Node, app: Celery, storage: Storage) -> int:
             node.wait_ready()
             if node.draining.is_set():
                 return 0
-            with _chores(*_duties(node, reporter, storage)):
-                return _consume(node, app, hostname)
+            with _chores(*_duties(node, reporter, storage, pulse)):
+                return _consume(node, app, hostname, pulse)
         finally:
             _withdraw(node)
 
 
-def _duties(node: Node, reporter: Reporter, storage: Storage) -> list[Chore]:
+def _duties(node: Node, reporter: Reporter, storage: Storage, pulse: Pulse) -> list[Chore]:
     """What goes on beside the work, each in a thread of its own: none may hold up another."""
     knobs = node.settings.claims
     reconciler = Reconciler(node.app, node.redis, storage, knobs, [node.model])
@@ -99,20 +119,22 @@ def _duties(node: Node, reporter: Reporter, storage: Storage) -> list[Chore]:
     least = node.settings.storage.min_free_gb
     return [
         Chore("space", SPACE_S, lambda: node.guard.watch(storage, least), at_once=True),
-        Chore("renew", knobs.renew_s, node.holdings.renew),
+        Chore("renew", knobs.renew_s, node.holdings.renew, on_turn=lambda name: pulse.turned(name, knobs.renew_s)),
         Chore("checkpoint", node.settings.worker.checkpoint_interval_s, node.holdings.checkpoint),
         Chore("progress", FLOWER_S, reporter.progress),
         Chore("sweep", knobs.sweep_s, lambda: (reconciler.discover(), reconciler.sweep())),
         Chore("budgets", budget.LOOK_S, lambda: budgets.check(reconciler.runs)),
         Chore("reconcile", knobs.reconcile_s, reconciler.republish, at_once=True),
+        Chore("history", FLUSH_S, lambda: node.history.flush_to(batch.run for batch in node.holdings.all())),
     ]
 
 
-def _consume(node: Node, app: Celery, hostname: str) -> int:
+def _consume(node: Node, app: Celery, hostname: str, pulse: Pulse) -> int:
     register(app, node)
     cast(dict[str, set[type]], app.steps)["consumer"].add(gate(node))
     queues = [retry_queue(node.model), generate_queue(node.model)]
-    worker = program(app, hostname, queues, concurrency=node.settings.worker.max_batches_held)
+    num_tasks = node.settings.worker.max_batches_held
+    worker = program(app, hostname, queues, concurrency=num_tasks, on_turn=lambda: pulse.turned("queue"))
     log.info(event("worker started", process=node.process, model=node.model, servers=len(node.servers.all)))
     ended = threading.Event()
     end_when_drained(node, ended)

@@ -58,6 +58,7 @@ class Row:
     `tries` are requests that ended in a transient fault, `breaks` those of them whose connection broke in mid-answer.
     `deaths` are servers that ended while they worked on it. A suspect is kept from other suspects; an accused row gets
     a server to itself, and if that ends as well, it is the row. A node that reboots twice convicts nobody.
+    `generated` are the tokens of its turns that ended here.
     """
 
     batch: Batch
@@ -68,6 +69,7 @@ class Row:
     deaths: int = 0
     avoid: str = ""
     prefer: str = ""
+    generated: int = 0
     since: float = field(default_factory=time.monotonic)
     asked: Prompt = field(init=False)
 

@@ -71,6 +71,11 @@ class Concurrency:
         self._ceiling = min(self._ceiling, self._most) if self._memory_looks else self._most
         return self._set(now, self._most if is_pinned_anew else self.limit, "the settings say so")
 
+    @property
+    def speed(self) -> float:
+        """Tokens per second of one request; 0 until one has ended."""
+        return self._rate.speed
+
     def answered(self, now: float, tokens: int, seconds: float) -> None:
         """One of its answers came whole."""
         self._rate.answered(now, tokens, seconds)

@@ -61,14 +61,23 @@ class Chore(threading.Thread):
     """Does the same thing every `interval_s` seconds until it is stopped, the first time after that or `at_once`.
 
     A chore never ends by an error: the next turn tries again. Redis being away is said once, and once more when it is
-    back. An action returns False if it had nothing to ask Redis.
+    back. An action returns False if it had nothing to ask Redis. `on_turn` is told its name after each turn.
     """
 
-    def __init__(self, name: str, interval_s: float, action: Callable[[], object], *, at_once: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        interval_s: float,
+        action: Callable[[], object],
+        *,
+        at_once: bool = False,
+        on_turn: Callable[[str], object] | None = None,
+    ) -> None:
         super().__init__(name=name, daemon=True)
         self._interval_s = interval_s
         self._action = action
         self._at_once = at_once
+        self._on_turn = on_turn
         self._stopped = threading.Event()
         self._redis_away = False
 
@@ -93,6 +102,8 @@ class Chore(threading.Thread):
             if self._redis_away and asked:
                 log.info(event("redis reached again", chore=self.name))
                 self._redis_away = False
+        if self._on_turn is not None:
+            self._on_turn(self.name)
 
     def stop(self) -> None:
         self._stopped.set()

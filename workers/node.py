@@ -32,6 +32,7 @@ from workers.client import Client
 from workers.control import Orders
 from workers.generate import Generator
 from workers.guard import Guard
+from workers.history import Recorder
 from workers.holdings import Holdings
 from workers.loop import Loop
 from workers.node_lock import NodeLock
@@ -77,6 +78,7 @@ class Node:
         self.error: DraftfleetError | None = None
         self.draining = threading.Event()
         self.drained = threading.Event()
+        self.history = Recorder(self.process)
         self.loop = Loop()
         self.guard = Guard(self._storage_changed)
         self.tally = Tally()
@@ -175,6 +177,7 @@ class Node:
         key = message.run, message.run_id
         with self._runs_lock:
             if key in self._runs:
+                self.history.see(self._runs[key].run)
                 return self._runs[key]
             try:
                 run = self.guard.run("opening a run", lambda: Run.open(self.storage, message.run))
@@ -191,6 +194,7 @@ class Node:
                 return self._dropped(message, f"it asks for {content.model}, and the servers serve {self.model}")
             claims = Claims(self.redis, run.run_id, self.settings.claims, self.process)
             self._runs[key] = OpenRun(run, content, claims, Partials(run, self.process))
+            self.history.see(run)
             log.info(event("run opened", run=run.name, run_id=run.run_id, model=content.model))
             return self._runs[key]
 
@@ -247,6 +251,7 @@ class Node:
     def close(self) -> None:
         self.loop.run(self.client.close())
         self.loop.stop()
+        self.history.close()
 
     def _drain(self, patience_s: float) -> None:
         begun = time.monotonic()
@@ -271,6 +276,7 @@ class Node:
             left = self.holdings.wait_until_free(TASKS_END_S)
             self.holdings.close()
             log.info(event("worker drained", batches_left=left, seconds=time.monotonic() - begun))
+            self.history.end()
             self.drained.set()
 
     async def _recall(self, server: Server, most: int | None) -> int:

@@ -10,8 +10,6 @@ import fcntl
 import hashlib
 import json
 import os
-import stat
-import tempfile
 import time
 from collections.abc import Iterable
 from datetime import datetime
@@ -19,14 +17,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from draftfleet.errors import RunBusy, RunError
+from draftfleet import runtime
+from draftfleet.errors import RunBusy
 
 
 class NodeLock:
     """Locks on the addresses of this process' servers. A context manager: all are free after it."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder or _runtime_folder()
+        self._folder = folder or runtime.folder()
         self._held: dict[str, int] = {}
 
     def __enter__(self) -> Self:
@@ -41,7 +40,7 @@ class NodeLock:
         """Raises RunBusy, naming the process that has it."""
         if url in self._held:
             return
-        self._prepare_folder()
+        runtime.prepare(self._folder)
         path = self._folder / f"server-{hashlib.sha256(url.encode()).hexdigest()[:16]}.lock"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -57,27 +56,10 @@ class NodeLock:
         os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "started_at": time.time(), "url": url}).encode(), 0)
         self._held[url] = descriptor
 
-    def _prepare_folder(self) -> None:
-        """Its name in /tmp can be guessed: what another user has put there is not to be written through."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = self._folder.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            raise RunError(
-                f"{self._folder}, where workers keep their locks, is no folder of this user: remove it, or set "
-                "XDG_RUNTIME_DIR to a folder of your own."
-            )
-
     def keep(self, urls: Iterable[str]) -> None:
         """Give up the locks on all other addresses."""
         for url in self._held.keys() - set(urls):
             os.close(self._held.pop(url))
-
-
-def _runtime_folder() -> Path:
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    if base and os.access(base, os.W_OK):
-        return Path(base) / "draftfleet"
-    return Path(tempfile.gettempdir()) / f"draftfleet-{os.getuid()}"
 
 
 def _who(raw: bytes) -> str:

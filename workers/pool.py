@@ -18,9 +18,11 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from draftfleet.errors import BadRequest, DraftfleetError, Mismatch, Overload, ServerError, Transient, Unauthorized
+from draftfleet.live import LengthsReport
 from draftfleet.logs import event
 from draftfleet.records import Sample
 from workers.batch import Batch, Row
+from workers.lengths import LengthsSeen, tokens_made
 from workers.servers import Server, Servers
 from workers.tally import Tally
 
@@ -80,6 +82,7 @@ class Pool:
         self._max_tries = max_tries
         self.rank_of: Callable[[str], int] = lambda run_id: 0
         self._tally = tally or Tally()
+        self._lengths = LengthsSeen()
         self._paused = False
         self._draining = False
         self._waiting: dict[str, Waiting] = {}
@@ -98,6 +101,11 @@ class Pool:
     @property
     def num_in_flight(self) -> int:
         return len(self._tasks)
+
+    def lengths(self) -> dict[str, list[LengthsReport]]:
+        """Of answers, by run id."""
+        slots = list(self._slots.items())
+        return self._lengths.reports((row, server) for task, server in slots if (row := self._tasks.get(task)))
 
     def submit(self, batch: Batch, rows: Sequence[Row]) -> None:
         if not batch.stopped and not batch.is_retired:
@@ -128,7 +136,9 @@ class Pool:
         tasks = [task for task, its in self._slots.items() if its is server][::-1][:most]
         if most is None:
             for task in tasks:
-                self._tally.wasted(server.url, "stalled", _lost_tokens(self._tasks[task], server))
+                self._tally.wasted(
+                    server.url, "stalled", tokens_made(self._tasks[task], server, self._tasks[task].moved())
+                )
         self._recalled.update(tasks)
         await self._cancel(tasks)
         return sum(task.cancelled() for task in tasks)
@@ -234,13 +244,14 @@ class Pool:
             sample = await self._ask(row, server)
             self._free_slot(asyncio.current_task(), row)  # before the row turns to what is asked next
             tokens, seconds = row.cost(sample)
+            row.generated += max(tokens, 0)
             kept = row.answered(sample)
         except ServerError as error:
             fault = error
         except asyncio.CancelledError:
             if asyncio.current_task() not in self._recalled:
                 cause = "lost claim" if row.batch.stopped == "lost" else "drained"
-                self._tally.wasted(server.url, cause, _lost_tokens(row, server))
+                self._tally.wasted(server.url, cause, tokens_made(row, server, row.moved()))
             raise
         except Exception as error:
             log.exception(event("row raised", batch=row.batch.name, row=row.prompt.row_key, server=server.url))
@@ -251,8 +262,10 @@ class Pool:
             row.batch.finish(kept)
             if kept.outcome == "unfinished":
                 self._again(row)
+            else:
+                self._lengths.end(row)
         if fault is not None:
-            self._tally.faulted(server.url, fault, _lost_tokens(row, server))
+            self._tally.faulted(server.url, fault, tokens_made(row, server, row.moved()))
             self._free_slot(asyncio.current_task(), row)
             self.fill()  # the slot is another's while the fault is looked into
             await self._faulted(row, server, fault)
@@ -324,6 +337,7 @@ class Pool:
         log.warning(event("row failed", batch=row.batch.name, row=row_key, server=server.url, error=error))
         self._tally.answer(server.url, sample, 0, 0)
         row.batch.finish(sample)
+        self._lengths.end(row)
 
     async def _until_idle(self) -> None:
         while self._tasks:
@@ -334,9 +348,3 @@ class Pool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _lost_tokens(row: Row, server: Server) -> int:
-    """How many the server has generated, by its usual speed, of an answer that nobody gets."""
-    generated = row.moved() / server.seconds_per_token if server.seconds_per_token else 0
-    return min(int(generated), row.sampling.max_tokens)

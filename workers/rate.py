@@ -21,6 +21,12 @@ class Rate:
         self._tokens = 0
         self._sum_s = 0.0
         self._sum_s2 = 0.0
+        self._sum_tokens = 0.0
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second of one request, over the last answers. 0 until one has ended."""
+        return self._sum_tokens / self._sum_s if self._sum_s else 0.0
 
     @property
     def lifetime_s(self) -> float:
@@ -44,6 +50,7 @@ class Rate:
     def answered(self, now: float, tokens: int, seconds: float) -> None:
         self._sum_s = LIFETIME_MEMORY * self._sum_s + seconds
         self._sum_s2 = LIFETIME_MEMORY * self._sum_s2 + seconds**2
+        self._sum_tokens = LIFETIME_MEMORY * self._sum_tokens + tokens
         self._answers += 1
         self._tokens += tokens
         if now - seconds >= self._begun_at:

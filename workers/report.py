@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import draftfleet
 from draftfleet import live
 from draftfleet.errors import DraftfleetError, ServerError
-from draftfleet.live import GaugesReport, ServerReport, WorkerReport
+from draftfleet.live import GaugesReport, RunReport, ServerReport, WorkerReport
 from draftfleet.redaction import redact
 from workers.batch import Batch
+from workers.filling import Filling
 from workers.node import Node
 from workers.servers import Server
 
@@ -29,9 +30,12 @@ class Reporter:
         self._node = node
         self._hostname = hostname
         self._seen: dict[str, deque[tuple[float, int]]] = {}
+        self._filling = Filling()
 
     def report(self) -> None:
         node = self._node
+        held = node.holdings.all()
+        self._filling.look(time.monotonic(), node.servers.ready if held else ())
         live.publish(
             node.redis,
             WorkerReport(
@@ -44,12 +48,19 @@ class Reporter:
                 model=node.model,
                 version=draftfleet.__version__,
                 servers=[self._server(server) for server in node.servers.present],
-                batches_held=len(node.holdings.all()),
+                batches_held=len(held),
                 rows_waiting=node.pool.num_waiting,
                 rows_in_flight=node.pool.num_in_flight,
-                runs=node.holdings.reports(),
+                wasted=node.tally.wasted_tokens(),
+                runs=self._runs(),
             ),
         )
+
+    def _runs(self) -> list[RunReport]:
+        lengths = self._node.pool.lengths()
+        return [
+            run.model_copy(update={"lengths": lengths.get(run.run_id, [])}) for run in self._node.holdings.reports()
+        ]
 
     def progress(self) -> bool:
         """One `task-progress` event per batch at work: its text is in Flower's column Result. False if none is."""
@@ -75,6 +86,10 @@ class Reporter:
             rows=server.rows,
             tokens=server.tokens,
             tokens_per_s=self._rate(server),
+            slot_s=round(self._filling.slot_s.get(server.url, 0.0), 1),
+            busy_s=round(self._filling.busy_s.get(server.url, 0.0), 1),
+            silent_s=round(server.watch.silent_s(time.monotonic()), 1),
+            speed=server.concurrency.speed,
         )
 
     def _rate(self, server: Server) -> float:
@@ -86,6 +101,13 @@ class Reporter:
             seen.popleft()
         (first_at, first), (last_at, last) = seen[0], seen[-1]
         return max(0.0, (last - first) / (last_at - first_at)) if last_at > first_at else 0.0
+
+
+def state_text(node: Node) -> str:
+    """`working, 3 batches held, 101 of 107 in flight`."""
+    reason = reason_of(node.error) or redact(node.guard.reason)
+    held = f"{len(node.holdings.all())} batches held, {in_flight_text(node.servers.ready)}"
+    return f"{node.state}, {held}" + (f": {reason}" if reason else "")
 
 
 def in_flight_text(servers: Sequence[Server]) -> str:

@@ -126,6 +126,15 @@ class Tally(Collector):
         if tokens > 0:
             self._wasted.labels(server, cause).inc(tokens)
 
+    def wasted_tokens(self) -> dict[str, int]:
+        """By cause, over all servers, since the process began."""
+        found: dict[str, int] = {}
+        for sample in (sample for metric in self._wasted.collect() for sample in metric.samples):
+            if sample.name.endswith("_total") and sample.value:
+                cause = sample.labels["cause"]
+                found[cause] = found.get(cause, 0) + int(sample.value)
+        return found
+
     def taken(self, attempt: int) -> None:
         """A batch was taken; attempts are counted from 1."""
         self._taken.inc()

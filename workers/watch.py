@@ -24,6 +24,11 @@ class Watch:
         self._moved_at = 0.0
         self._silent_since: float | None = None
         self._empty_since: float | None = None
+        self._holds = False
+
+    def silent_s(self, now: float) -> float:
+        """Seconds for which it has neither ended a request of ours nor moved its counters; 0 while it holds none."""
+        return now - self._moved_at if self._seen and self._holds else 0.0
 
     def look(
         self, now: float, *, held: int, ended: int, gauges: Gauges | None, is_heard: bool, patience: Patience
@@ -32,6 +37,7 @@ class Watch:
 
         `held` are our requests in it, `ended` counts those it is through with. `is_heard`: it answered this look.
         """
+        self._holds = held > 0
         steps = gauges.steps if gauges is not None and is_heard else None
         seen = (ended, self._seen[1] if self._seen and not is_heard else steps)
         if not held or seen != self._seen:

@@ -22,8 +22,10 @@ from draftfleet.cli import (
     exporting,
     faking,
     generation,
+    health,
     importing,
     looking,
+    reporting,
     runs,
     training,
 )
@@ -34,6 +36,7 @@ from draftfleet.redaction import redact
 __all__ = ["ROLES", "app", "main"]
 
 VERBS: dict[str, Callable[..., None]] = {
+    "generate": generation.generate,
     "produce": generation.produce,
     "import-data": importing.import_data,
     "presets": looking.presets,
@@ -49,6 +52,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "join": generation.join,
     "status": looking.status,
     "verify": looking.verify,
+    "report": reporting.report,
     "pause": runs.pause,
     "resume": runs.resume,
     "cancel": runs.cancel,
@@ -63,6 +67,9 @@ VERBS: dict[str, Callable[..., None]] = {
     "dead revive": dead.revive,
     "dead export": dead.export,
     "up": generation.up,
+    "down": generation.down,
+    "logs": generation.logs,
+    "health": health.health,
     "flower": looking.flower,
     "fake-server": faking.fake_server,
     "settings": looking.list_settings,
@@ -91,9 +98,20 @@ class Verbs(TyperGroup):
             raise
         except Exception as error:  # a fault of ours: Python itself would print what it quotes
             if type(error).__module__.partition(".")[0] in ("click", "typer"):
-                raise
+                if (said := _usage(error, ctx)) is None:
+                    raise
+                typer.echo(said, err=True)
+                raise typer.Exit(2) from None
             typer.echo(redact("".join(traceback.format_exception(error))), err=True)
             raise typer.Exit(1) from None
+
+
+def _usage(error: Any, ctx: Any) -> str | None:
+    """A wrong flag or argument in one line; None if it is something else that the library tells by itself."""
+    if not hasattr(error, "format_message") or type(error).__name__ == "NoArgsIsHelpError":
+        return None
+    text, path = error.format_message(), (getattr(error, "ctx", None) or ctx).command_path
+    return f"draftfleet: {text}{'' if text.endswith(('.', '?')) else '.'} `{path} --help` lists what there is."
 
 
 def _text(error: DraftfleetError) -> str:
@@ -107,7 +125,6 @@ app = typer.Typer(
     cls=Verbs,
     help="Make a drafter for your own large model: ask it your prompts, store its answers, train on them.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )

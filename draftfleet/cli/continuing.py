@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from draftfleet import results
+from draftfleet import completing, results
 from draftfleet.cli.role import role
 from draftfleet.flags import Config, Set, Storage, Text, read
 
@@ -14,7 +14,10 @@ from draftfleet.flags import Config, Set, Storage, Text, read
 def continue_(
     ctx: typer.Context,
     *,
-    run: Annotated[Text, typer.Argument(metavar="RUN", help="Unset: the run that the settings name.")] = None,
+    run: Annotated[
+        Text,
+        typer.Argument(metavar="RUN", help="Unset: the run that the settings name.", autocompletion=completing.runs),
+    ] = None,
     budget: Annotated[
         int, typer.Option("--max-tokens", metavar="N", help="Of each whole answer, what is there included.")
     ],

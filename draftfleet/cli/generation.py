@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftfleet import results
+from draftfleet import completing, results
 from draftfleet.cli.role import role, shows_bars
 from draftfleet.flags import (
     Bool,
@@ -35,7 +36,11 @@ def produce(
     ctx: typer.Context,
     data: Annotated[
         list[str] | None,
-        typer.Argument(metavar="DATA", help="Files, a folder, a data set on the hub, or preset:NAME."),
+        typer.Argument(
+            metavar="DATA",
+            help="Files, a folder, a data set on the hub, or preset:NAME.",
+            autocompletion=completing.data,
+        ),
     ] = None,
     *,
     model: Model = None,
@@ -148,9 +153,75 @@ def join(
     raise typer.Exit(role("join")(load(), reload=load))
 
 
+def generate(
+    ctx: typer.Context,
+    *,
+    data: Annotated[
+        list[str] | None,
+        typer.Option("--prompts", metavar="FILE", help="Or a folder, or a data set on the hub. Repeatable."),
+    ] = None,
+    servers: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL[,URL...]", help="Also a range: http://localhost:8000-8007. Repeatable."),
+    ] = None,
+    out: Annotated[Text, typer.Option(metavar="DIR", help="For the answers, and for going on after a stop.")] = None,
+    jsonl: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="At the end, the answers as JSON Lines to read.")
+    ] = None,
+    max_tokens: Annotated[Int, typer.Option(metavar="N", help="Longest completion, reasoning included.")] = None,
+    concurrency: Concurrency = None,
+    model: Annotated[Text, typer.Option(metavar="NAME", help="Unset: the one that the servers serve.")] = None,
+    target: Annotated[
+        Text, typer.Option(metavar="PATH", help="Its tokenizer, needed where servers tell no token ids.")
+    ] = None,
+    temperature: Annotated[Float, typer.Option(metavar="X", help="Unset: the server's default.")] = None,
+    thinking: Annotated[Bool, typer.Option(help="Reasoning on or off. Unset: the template decides.")] = None,
+    samples: Annotated[Int, typer.Option(metavar="N", help="Of each prompt.")] = None,
+    wait_servers: Annotated[
+        Text, typer.Option(metavar="TIME", help="How long servers may load: 90s, 30m, 2h. Unset: not at all.")
+    ] = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Ask again what failed before.")] = False,
+    add_prompts: Annotated[
+        bool, typer.Option("--add-prompts", help="Take in prompts that DIR does not hold yet.")
+    ] = False,
+    progress: Progress = None,
+    config: Config = None,
+    run: Run = None,
+    assign: Set = None,
+) -> None:
+    """Answer a file of prompts: the whole fleet as one command.
+
+    Started again after a stop or a crash, the same command goes on; nothing is asked twice.
+    Exit code 0: every prompt has an answer. 1: some failed. 2: nothing was asked, something has to be corrected.
+    130: Ctrl-C, after what was in flight had ended.
+    """
+    from draftfleet.errors import SettingsError  # noqa: PLC0415
+    from draftfleet.generate.checks import Wanted  # noqa: PLC0415  brings pyarrow, which the help can do without
+    from draftfleet.letters import span_s  # noqa: PLC0415
+
+    if out is None:
+        raise SettingsError("--out is not given: name a folder for the answers, as in --out answers.")
+    folder = out if "://" in out else str(Path(out).expanduser().absolute())
+    implied: dict[str, Any] = {"storage.url": folder, "queue.url": None, "queue.url_file": None}
+    if "s3://" not in folder:
+        implied["queue.embedded_dir"] = f"{folder.removeprefix('file://')}/.draftfleet"
+    settings = read(ctx, implied)
+    wanted = Wanted(
+        jsonl=jsonl,
+        wait_s=0 if wait_servers is None else span_s(wait_servers, "--wait-servers"),
+        adds=add_prompts,
+        retries=retry_failed,
+        progress=shows_bars(progress),
+    )
+    raise typer.Exit(role("generate")(settings, wanted))
+
+
 def up(
     ctx: typer.Context,
     *,
+    detach: Annotated[bool, typer.Option("--detach", help="Return once all parts answer; they go on.")] = False,
+    shows_status: Annotated[bool, typer.Option("--status", help="Say what is up here, and end.")] = False,
+    in_background: Annotated[bool, typer.Option("--in-background", hidden=True)] = False,
     servers: Servers = None,
     concurrency: Concurrency = None,
     model: Model = None,
@@ -164,4 +235,46 @@ def up(
 
     All on this machine, for inference servers that already run.
     """
-    raise typer.Exit(role("up")(read(ctx)))
+    settings = read(ctx)
+    if shows_status:
+        if (said := role("up status")(settings)) is None:
+            raise typer.Exit(1)
+        results.show(None, "up", said)
+    elif detach:
+        raise typer.Exit(role("up detached")(settings))
+    else:
+        raise typer.Exit(role("up")(settings, in_background=in_background))
+
+
+def down(
+    ctx: typer.Context,
+    *,
+    now: Annotated[
+        bool, typer.Option("--now", help="Put aside what is in flight instead of waiting for its answers.")
+    ] = False,
+    config: Config = None,
+    assign: Set = None,
+) -> None:
+    """Drain and stop what `up` started here.
+
+    It waits until nothing of it runs any more.
+    """
+    results.show(None, "down", role("down")(read(ctx), now=now))
+
+
+def logs(
+    ctx: typer.Context,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="up, work, trainer, flower or valkey. Unset: all.")
+    ] = None,
+    *,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written, until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", metavar="N", min=0, help="The last so many.")] = 50,
+    config: Config = None,
+    assign: Set = None,
+) -> None:
+    """Show what the parts of `up` say, by time.
+
+    Each line has the name of its part in front.
+    """
+    raise typer.Exit(role("logs")(read(ctx), name, follow=follow, count=lines))

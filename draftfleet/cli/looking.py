@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from draftfleet import completing
 from draftfleet.cli.role import role, shows_bars
 from draftfleet.flags import (
     Config,
@@ -39,7 +40,10 @@ def status(
 def verify(
     ctx: typer.Context,
     *,
-    run: Annotated[Text, typer.Argument(metavar="RUN", help="Unset: the run that the settings name.")] = None,
+    run: Annotated[
+        Text,
+        typer.Argument(metavar="RUN", help="Unset: the run that the settings name.", autocompletion=completing.runs),
+    ] = None,
     repair: Annotated[
         bool, typer.Option("--repair", help="Move shards at fault aside and have their batches done again.")
     ] = False,

@@ -6,12 +6,15 @@ from typing import Annotated
 
 import typer
 
-from draftfleet import results
+from draftfleet import completing, results
 from draftfleet.cli.role import role
 from draftfleet.errors import SettingsError
 from draftfleet.flags import Config, Run, Set, Storage, Text, read
 
-RunName = Annotated[Text, typer.Argument(metavar="RUN", help="Unset: the run that the settings name.")]
+RunName = Annotated[
+    Text,
+    typer.Argument(metavar="RUN", help="Unset: the run that the settings name.", autocompletion=completing.runs),
+]
 Reason = Annotated[str, typer.Option(metavar="TEXT", help="Shown by `draftfleet status`.")]
 
 
@@ -64,7 +67,12 @@ def cancel(
 
 def drain(
     ctx: typer.Context,
-    node: Annotated[Text, typer.Argument(metavar="NODE", help="A host or process, as `status` shows it.")] = None,
+    node: Annotated[
+        Text,
+        typer.Argument(
+            metavar="NODE", help="A host or process, as `status` shows it.", autocompletion=completing.nodes
+        ),
+    ] = None,
     *,
     all_nodes: Annotated[bool, typer.Option("--all", help="Every live worker.")] = False,
     wait: Annotated[bool, typer.Option(help="Until they are gone, with the rows in flight.")] = True,

@@ -9,12 +9,16 @@ import shutil
 import stat
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from draftfleet import children
 from draftfleet.ports import free_port
@@ -23,6 +27,8 @@ ROOT = Path(__file__).parents[2]
 TOOLS = Path(sys.prefix) / "bin"
 USERS = ("redis_admin", "redis_producer", "redis_worker", "redis_trainer", "redis_flower", "flower", "grafana")
 DOCKERFILE = (ROOT / "docker/Dockerfile").read_text()
+TRIAL = (ROOT / "docker/trial.env").read_text()
+LOCKS = sorted((ROOT / "docker/locks").glob("*.txt"))
 
 
 def tool(name: str) -> str:
@@ -42,7 +48,7 @@ def compose(*args: str, env_file: Path) -> subprocess.CompletedProcess[str]:
 def secrets(tmp_path: Path) -> dict[str, str]:
     """The passwords that docker/secrets.sh makes, by file."""
     subprocess.run(["sh", str(ROOT / "docker/secrets.sh"), str(tmp_path / "secrets")], check=True, timeout=60)
-    return {path.name: path.read_text() for path in (tmp_path / "secrets").iterdir()}
+    return {path.name: path.read_text() for path in (tmp_path / "secrets").iterdir() if path.name != "hf_token"}
 
 
 @pytest.fixture
@@ -90,6 +96,7 @@ def test_passwords_are_long_made_once_and_in_a_folder_for_its_owner_alone(
 
     again = {path.name: path.read_text() for path in (tmp_path / "secrets").iterdir()}
     assert [name for name in USERS if again[name] != secrets[name]] == ["flower"]
+    assert again["hf_token"] == "", "yours to write"
 
 
 def test_redis_keeps_what_it_is_told_and_has_a_user_for_each_role(services: dict[str, dict[str, Any]]) -> None:
@@ -151,6 +158,10 @@ def test_each_service_sees_its_own_passwords_and_no_other(services: dict[str, di
         "producer": ["redis_producer"],
         "worker": ["redis_worker"],
         "trainer": ["redis_trainer"],
+        "vllm": ["hf_token"],
+        "sglang": ["hf_token"],
+        "transformers": [],
+        "trial": ["redis_producer"],
         "prometheus": [],
         "grafana": ["grafana"],
     }
@@ -165,7 +176,7 @@ def test_no_password_stands_in_what_compose_or_the_engine_can_show(
 def test_what_needs_no_disk_has_a_file_system_that_cannot_be_written(services: dict[str, dict[str, Any]]) -> None:
     read_only = {name: service.get("tmpfs") for name, service in services.items() if service.get("read_only")}
 
-    assert set(read_only) == {"redis", "flower", "worker"}
+    assert set(read_only) == {"redis", "flower", "worker", "transformers"}
     assert all(read_only.values())
 
 
@@ -173,7 +184,8 @@ def test_every_port_is_on_loopback(services: dict[str, dict[str, Any]]) -> None:
     ports = {name: [port["host_ip"] for port in service.get("ports", [])] for name, service in services.items()}
 
     pages = ("redis", "flower", "prometheus", "grafana")
-    assert ports == {name: ["127.0.0.1"] for name in pages} | {name: [] for name in ("producer", "worker", "trainer")}
+    assert {name: ports[name] for name in pages} == {name: ["127.0.0.1"] for name in pages}
+    assert not any(found for name, found in ports.items() if name not in pages)
 
 
 def test_every_role_waits_for_redis_shares_the_storage_and_may_do_little(services: dict[str, dict[str, Any]]) -> None:
@@ -186,11 +198,127 @@ def test_every_role_waits_for_redis_shares_the_storage_and_may_do_little(service
         assert service["build"]["target"] == name
 
 
-def test_a_worker_has_longer_to_stop_than_it_needs_to_drain(services: dict[str, dict[str, Any]]) -> None:
-    worker = services["worker"]
+def seconds(text: str) -> int:
+    """Of a duration as Compose writes it: `2m0s`."""
+    parts = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
+    assert parts
+    hours, minutes, rest = map(int, parts.groups(default="0"))
+    return hours * 3600 + minutes * 60 + rest
 
-    minutes, seconds = re.fullmatch(r"(?:(\d+)m)?(?:(\d+)s)?", worker["stop_grace_period"]).groups(default="0")  # pyright: ignore
-    assert int(minutes) * 60 + int(seconds) >= int(worker["environment"]["DRAFTFLEET_WORKER__DRAIN_S"]) + 55
+
+def test_whoever_stops_a_role_waits_for_longer_than_it_takes_by_default(services: dict[str, dict[str, Any]]) -> None:
+    """Compose, systemd and Kubernetes: from SIGTERM to the end of the process at the latest."""
+    from draftfleet.settings import Worker
+    from trainer.child import STOP_S
+
+    knobs = Worker()
+    pod = yaml.safe_load((ROOT / "examples/kubernetes/worker.yaml").read_text())["spec"]["template"]["spec"]
+
+    assert float(services["worker"]["environment"]["DRAFTFLEET_WORKER__DRAIN_S"]) == knobs.drain_s
+    for waits_s in (
+        seconds(services["worker"]["stop_grace_period"]),
+        int(unit("draftfleet-worker@.service")["TimeoutStopSec"]),
+        pod["terminationGracePeriodSeconds"],
+    ):
+        assert knobs.longest_stop_s <= waits_s <= knobs.longest_stop_s + 30
+    for waits_s in (
+        seconds(services["trainer"]["stop_grace_period"]),
+        int(unit("draftfleet-trainer.service")["TimeoutStopSec"]),
+    ):
+        assert waits_s >= STOP_S + 30
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_a_server_may_load_for_longer_than_the_largest_target_does_on_gpus_of_its_own(
+    services: dict[str, dict[str, Any]], name: str
+) -> None:
+    service = services[name]
+
+    assert seconds(service["healthcheck"]["start_period"]) > 22 * 60
+    (gpus,) = service["deploy"]["resources"]["reservations"]["devices"]
+    assert gpus["capabilities"] == ["gpu"]
+    assert {"/target", "/root/.cache/huggingface"} <= {volume["target"] for volume in service["volumes"]}
+
+
+def test_every_image_that_is_pulled_is_an_exact_version(services: dict[str, dict[str, Any]]) -> None:
+    images = {name: service["image"] for name, service in services.items() if "build" not in service}
+
+    assert images.keys() == {"redis", "prometheus", "grafana", "vllm", "sglang"}
+    assert all(re.search(r":v?\d+\.\d+\.\d+", image) for image in images.values()), images
+    assert re.search(r"^ARG PYTHON=\d+\.\d+\.\d+-", DOCKERFILE, re.MULTILINE)
+
+
+def test_any_number_of_workers_runs_beside_each_other(services: dict[str, dict[str, Any]]) -> None:
+    """What `--scale worker=3` needs: no fixed name, no published port."""
+    assert not services["worker"].keys() & {"container_name", "hostname", "ports"}
+
+
+def test_the_trial_takes_the_whole_way_with_the_settings_of_the_demo(
+    services: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    text = re.sub(r"^SECRETS_DIR=.*$", f"SECRETS_DIR={tmp_path}/secrets", TRIAL, flags=re.MULTILINE)
+    (tmp_path / "trial").write_text(text)
+    result = compose("--profile", "trial", "config", "--format", "json", env_file=tmp_path / "trial")
+    assert result.returncode == 0, result.stderr
+    trial = json.loads(result.stdout)["services"]
+
+    assert trial.keys() == {"redis", "flower", "worker", "trainer", "transformers", "trial"}
+    assert trial["worker"]["environment"]["DRAFTFLEET_WORKER__SERVERS"] == '["http://transformers:8000"]'
+    served, target = trial["transformers"]["command"][0], trial["trial"]["environment"]["DRAFTFLEET_TARGET__MODEL"]
+    assert served == target == "/target", "this server knows a model by its path alone"
+    settings = {v["target"]: v["source"] for v in trial["trial"]["volumes"]}["/home/draftfleet/draftfleet.toml"]
+    assert Path(settings) == ROOT / "examples/demo.toml"
+    assert subprocess.run(["sh", "-n", str(ROOT / "docker/trial.sh")], check=False, timeout=60).returncode == 0
+
+
+UNITS = sorted((ROOT / "examples/systemd").glob("*.service"))
+
+
+def unit(name: str) -> dict[str, str]:
+    """The last value of each key."""
+    lines = (ROOT / "examples/systemd" / name).read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+
+
+def test_a_unit_tries_a_fault_again_and_leaves_a_wrong_setting_as_it_is() -> None:
+    from draftfleet.errors import SettingsError
+
+    assert [path.name for path in UNITS] == [
+        "draftfleet-flower.service",
+        "draftfleet-trainer.service",
+        "draftfleet-worker@.service",
+    ]
+    for path in UNITS:
+        knobs = unit(path.name)
+        assert knobs["Restart"] == "on-failure"
+        assert knobs["RestartPreventExitStatus"].split() == [str(SettingsError.exit_code)]
+        assert knobs["KillMode"] == "mixed", "children are stopped by their parent"
+        assert (knobs["NoNewPrivileges"], knobs["ProtectSystem"]) == ("yes", "strict")
+        assert "LoadCredential" in knobs
+
+
+def test_a_watchdog_waits_for_longer_than_a_part_may_stand_still() -> None:
+    from draftfleet import health
+
+    for name in ("draftfleet-worker@.service", "draftfleet-trainer.service"):
+        knobs = unit(name)
+        assert knobs["Type"] == "notify"
+        assert int(knobs["WatchdogSec"]) > health.SILENT_S + 2 * health.BEAT_S
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze (Debian: systemd) is not on PATH")
+def test_systemd_finds_no_fault_in_the_units(tmp_path: Path) -> None:
+    for path in UNITS:
+        text = path.read_text().replace("/opt/draftfleet/bin/draftfleet", "/bin/true")
+        (tmp_path / path.name.replace("@", "@fleet")).write_text(text)
+
+    files = [str(path) for path in sorted(tmp_path.glob("*.service"))]
+    result = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *files], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    said = [line for line in result.stderr.splitlines() if "draftfleet" in line]
+    assert (result.returncode, said) == (0, [])
 
 
 def test_the_settings_of_every_service_are_settings(
@@ -204,10 +332,11 @@ def test_the_settings_of_every_service_are_settings(
             for name, value in service.get("environment", {}).items():
                 patch.setenv(name, value.replace("/run/secrets", f"{tmp_path}/secrets"))
             settings = load()
-        if "build" in service:
+        if "DRAFTFLEET_STORAGE__URL" in service.get("environment", {}):
             assert settings.storage.url == "file:///data"
             assert settings.target.path == "/target"
-            assert address(settings) == f"redis://{role}:{secrets[f'redis_{role}']}@redis:6379/0"
+            user = "producer" if role == "trial" else role
+            assert address(settings) == f"redis://{user}:{secrets[f'redis_{user}']}@redis:6379/0"
 
 
 def test_the_dockerfile_passes_its_linter() -> None:
@@ -222,7 +351,7 @@ def test_the_dockerfile_passes_its_linter() -> None:
     assert (result.returncode, result.stdout) == (0, "")
 
 
-@pytest.mark.parametrize("target", ["producer", "worker", "flower", "trainer"])
+@pytest.mark.parametrize("target", ["producer", "worker", "flower", "trainer", "trial"])
 def test_an_image_runs_its_role_as_a_user_without_rights(target: str) -> None:
     lines = _lines_of(target)
 
@@ -233,11 +362,54 @@ def test_an_image_runs_its_role_as_a_user_without_rights(target: str) -> None:
 
 @pytest.mark.parametrize("target", ["producer", "worker", "flower"])
 def test_only_the_trainers_image_brings_torch(target: str) -> None:
-    installs = " ".join(line for line in _lines_of(target) if "pip install" in line)
+    assert [line for line in _lines_of(target) if "/venv" in line and line.startswith("COPY")] == [
+        "COPY --from=core-packages /venv /venv",
+        "COPY --from=code /code/venv /venv",
+    ]
+    assert "TORCH" not in " ".join(_lines_of("core-packages"))
+    assert not any(re.search(r"^(torch|nvidia-.*|triton)==", path.read_text(), re.MULTILINE) for path in LOCKS)
+    assert "${TORCH}" in " ".join(_lines_of("trainer-packages"))
 
-    assert "torch" not in installs
-    assert "trainer]" not in installs
-    assert "${TORCH}" in " ".join(_lines_of("trainer"))
+
+@pytest.mark.parametrize("target", ["producer", "worker", "flower", "trainer", "trial"])
+def test_an_image_that_runs_has_neither_pip_nor_a_compiler_nor_a_secret_of_the_build(target: str) -> None:
+    own = [line for line in _lines_of(target) if line.startswith(("RUN", "&&", "pip"))]
+
+    assert not any("pip" in line or "apt-get" in line or "--mount" in line for line in own)
+
+
+def test_what_is_installed_is_pinned_by_hash_and_is_what_the_project_asks_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    pinned = {path.stem: _pinned(path) for path in LOCKS}
+
+    assert pinned.keys() == {"build", "core", "trainer", "trial"}
+    for asked, locks in (
+        ([*project["dependencies"], *extras["s3"]], ["core"]),
+        (extras["trainer"], ["core", "trainer"]),
+        (extras["demo"], ["core", "trainer", "trial"]),
+    ):
+        versions = {name: version for lock in locks for name, version in pinned[lock].items()}
+        for requirement in map(Requirement, asked):
+            name = canonicalize_name(requirement.name)
+            if name != "torch":
+                assert requirement.specifier.contains(versions[name]), f"{requirement}: run sh docker/lock.sh"
+
+
+def _pinned(path: Path) -> dict[str, str]:
+    text = path.read_text()
+    found = re.findall(r"^([a-z0-9-]+)==(\S+) \\\n    --hash=sha256:", text, re.MULTILINE)
+    assert len(found) == len(re.findall(r"^[a-z]", text, re.MULTILINE)), "each has a version and a hash"
+    return dict(found)
+
+
+@pytest.mark.parametrize("role", ["worker", "trainer"])
+def test_an_image_asks_its_process_whether_it_works(role: str) -> None:
+    from draftfleet import health
+
+    (line,) = [line for line in _lines_of(role) if line.startswith("HEALTHCHECK")]
+    assert line.endswith(f'CMD ["draftfleet", "health", "{role}"]')
+    assert role in health.ROLES
 
 
 def _lines_of(target: str) -> list[str]:

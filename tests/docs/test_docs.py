@@ -22,7 +22,7 @@ from draftfleet.outcomes import Counts
 from draftfleet.settings import load
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 TOML_FILES = sorted((ROOT / "examples").rglob("*.toml"))
 
 TYPES = {"list of struct": "list", "list of int32": "list", "float64": "double"}
@@ -222,3 +222,75 @@ def test_the_words_of_an_error_are_those_of_the_program(words: str) -> None:
     pattern = re.compile(".*?".join(map(re.escape, words.split("…"))))
 
     assert any(pattern.search(text) for text in texts()), "the message has changed, or its page is wrong"
+
+
+def logged(*levels: str) -> set[str]:
+    """The words of all events that the packages log at these levels."""
+    found: set[str] = set()
+    for package in ("draftfleet", "producer", "workers", "trainer"):
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                match node:
+                    case ast.Call(
+                        func=ast.Attribute(attr=level),
+                        args=[ast.Call(func=ast.Name("event"), args=[ast.Constant(value=str(words)), *_])],
+                    ) if level in levels:
+                        found.add(words)
+                    case _:
+                        pass
+    return found
+
+
+def test_every_warning_and_error_of_the_log_has_its_entry() -> None:
+    told = set(re.findall(r"`([^`]+)`", " ".join(prose(ROOT / "docs/troubleshooting.md").split())))
+
+    events = logged("warning", "error")
+
+    assert len(events) > 50
+    missing = sorted(events - told)
+    assert not missing, f"give each a line in `Words of the log` of docs/troubleshooting.md: {missing}"
+
+
+def test_what_the_log_is_said_to_say_it_says() -> None:
+    table = (ROOT / "docs/troubleshooting.md").read_text().partition("## Words of the log")[2]
+    told = {
+        words for cell in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for words in re.findall(r"`(.*?)`", cell)
+    }
+
+    assert told <= logged("warning", "error", "exception", "info")
+
+
+@by_name
+def test_a_command_line_begins_with_a_program_that_is_known(page: Path) -> None:
+    """So that no block escapes the looks above by a slip of its first word."""
+    for block in blocks(page, "bash"):
+        text = re.sub(r"<<\s*'?(\w+)'?.*?^\1$", "", block.replace("\\\n", " "), flags=re.DOTALL | re.MULTILINE)
+        for line in text.splitlines():
+            words = shlex.split(line, comments=True)
+            while words and (re.match(r"\w+=", words[0]) or words[0] in ("for", "do")):
+                words = words[1:]
+            if words and words[0] not in ("gpu", "done"):
+                assert words[0] in PROGRAMS, line
+
+
+PROGRAMS = {
+    *("aws", "cat", "cp", "curl", "docker", "draftfleet", "echo", "export", "head", "llama-server", "make", "mkdir"),
+    *("openssl", "pip", "pre-commit", "printf", "python", "python3", "rsync", "sh", "source", "ssh", "sudo"),
+    *("systemctl", "transformers", "vllm"),
+}
+"""What a block of a page may call. A script of this repository counts by the program that runs it."""
+
+
+def test_the_glossary_gives_each_word_of_the_field_one_meaning() -> None:
+    page = (ROOT / "docs/glossary.md").read_text()
+    words = [word for cell in re.findall(r"^\| ([^|]+) \| [A-Z]", page, re.MULTILINE) for word in cell.split(", ")]
+
+    assert len(words) == len(set(words))
+    assert set(WORDS) <= set(words)
+
+
+WORDS = (
+    *("run", "prompt", "sample", "batch", "claim", "attempt", "dead letter", "shard", "server", "dialect", "target"),
+    *("verifier", "drafter", "algorithm", "hidden states", "loss mask", "acceptance length", "training-time test"),
+    *("anchor", "block", "turn", "outcome", "drain"),
+)

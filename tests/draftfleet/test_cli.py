@@ -282,6 +282,24 @@ ARGUMENT = {
 """Where one is required, or a question asked."""
 
 FLAGS_OF: dict[str, tuple[str, dict[str, Any]]] = {
+    "generate": (
+        "--prompts a.jsonl --servers http://a:1,http://b:1-3 --out /tmp/answers --max-tokens 4096 --concurrency 48 "
+        "--model m --target t --temperature 0.5 --no-thinking --samples 2",
+        {
+            "producer.data": "a.jsonl",
+            "worker.servers": ["http://a:1", "http://b:1-3"],
+            "storage.url": "/tmp/answers",
+            "queue.url": None,
+            "queue.embedded_dir": "/tmp/answers/.draftfleet",
+            "sampling.max_tokens": 4096,
+            "worker.concurrency": 48,
+            "target.model": "m",
+            "target.path": "t",
+            "sampling.temperature": 0.5,
+            "sampling.thinking": False,
+            "sampling.n": 2,
+        },
+    ),
     "produce": (
         "D --model m --target t --storage s --run r --column c --split-column sc --heldout 0.5 --batch-size 3 "
         "--split sp --subset sub --revision rev --sample 7 --seed 8 --language en,de --language fr "
@@ -339,6 +357,10 @@ FLAGS_OF: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+OF_THEIR_OWN = {"join", "generate"}
+"""Verbs that bring knobs along: from a run, or those of a fleet in one folder."""
+
+
 @pytest.mark.parametrize("verb", FLAGS_OF)
 def test_every_flag_reaches_its_knob(
     verb: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -380,7 +402,7 @@ def test_several_files_are_one_list(
     assert settings["producer"]["data"] == data
 
 
-@pytest.mark.parametrize("verb", sorted({*cli.ROLES} - {"join"}))  # which takes knobs from a run
+@pytest.mark.parametrize("verb", sorted({*cli.ROLES} - OF_THEIR_OWN))
 def test_a_flag_that_is_not_given_leaves_its_knob_to_the_file(
     verb: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,8 +38,8 @@ def test_where_a_cell_would_be_broken_each_row_is_a_paragraph_of_what_it_has() -
     assert said == [
         "workers",
         "  node-a-4711",
-        "    server http://127.0.0.1:9100, rows",
-        "    91",
+        "    server http://127.0.0.1:9100,",
+        "    rows 91",
         "  node-b-4712",
         "    rows 7",
     ]

@@ -34,6 +34,9 @@ METHOD_OF = {
 OF_NO_RUN = {
     "join": "a node's command: `work` with settings that the storage holds",
     "flower": "a web page; `up` serves it",
+    "generate": "a command: `up`, `produce`, `wait` and `export_data` in one",
+    "down": "ends an `up` that was detached; the block of `up` ends its own",
+    "logs": "for a terminal; the stack that `up` yields names their folder",
     "capture-command": "prints a command, for a person to run beside an engine",
     "runs list": "of all runs",
     "presets": "a table of the documentation",

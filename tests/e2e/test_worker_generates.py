@@ -21,6 +21,7 @@ from draftfleet.queue import connect, generate_queue, keys, make_app, queued, re
 from draftfleet.records import Prompt
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
+from draftfleet.status import collect
 from draftfleet.storage import FileStorage
 from draftfleet.testing import FakeServer
 from draftfleet.testing.workers import WorkerProcess, changed, enqueue
@@ -60,6 +61,28 @@ def test_every_row_is_asked_once_over_two_servers_and_committed_with_all_it_need
     table = pq.read_table(storage.root / "run/samples" / f"{names[0]}.parquet")
     assert table.schema.names == SAMPLE_SCHEMA.names
     assert list(run.partials()) == []
+
+
+def test_while_it_works_the_status_tells_when_it_will_be_finished(
+    settings: Settings, storage: FileStorage, make_prompts: MakePrompts, until: Until, tmp_path: Path
+) -> None:
+    run = Run.create(storage, "run", {"target.model": "tiny", "sampling.max_tokens": 64}, {})
+    accountant = Accountant(run)
+    assert collect(settings, accountant)["eta"]["rows_left"] == 0
+    with FakeServer(model="tiny", latency_s=0.2) as server:
+        settings = changed(settings, worker__servers=[server.url], worker__concurrency=4)
+        enqueue(
+            settings, run, [replace(prompt, source="ab"[len(prompt.prompt_id) % 2]) for prompt in make_prompts(400)]
+        )
+        assert collect(settings, accountant)["eta"]["why"] == "no worker is there"
+
+        with WorkerProcess(settings, tmp_path / "worker.log"):
+            until(lambda: collect(settings, accountant)["eta"]["seconds"], what="an estimate")
+            told = collect(settings, accountant)["eta"]
+
+    assert 0 < told["rows_left"] <= 400
+    assert told["tokens_left"] == pytest.approx(told["rows_left"] * told["mean_tokens"], rel=0.2)
+    assert 0.5 < told["seconds"] * told["capacity_tokens_per_s"] / told["tokens_left"] < 2
 
 
 @pytest.mark.parametrize(

@@ -254,6 +254,32 @@ def test_who_is_asked_to_stop_does_not_finish_measuring(
     assert best.announce(made, "d") is None
 
 
+def test_a_training_is_finished_once_its_last_checkpoint_was_measured_whoever_ends_before(
+    made: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, finished = threading.Event(), list[bool]()
+
+    def stopped(*args: Any, **more: Any) -> Any:
+        progress = Progress.read(made, "d")
+        assert progress is not None
+        finished.append(progress.finished)
+        stop.set()
+        return decode_with_drafter(*args, **more)
+
+    settings = settings_for(tmp_path, **{"trainer.evaluate_steps": 9})
+    with monkeypatch.context() as patched:
+        patched.setattr(acceptance, "decode_with_drafter", stopped)
+        assert not train(settings, stop)
+    assert finished == [False]
+
+    assert train(settings, NEVER)
+
+    progress = Progress.read(made, "d")
+    assert progress is not None
+    assert (progress.finished, progress.step, progress.acceptance_step) == (True, 9, 9)
+    assert (drafters.read(made, "d", "best.json") or {})["step"] == 9
+
+
 def test_what_could_never_be_measured_is_refused_before_the_first_step(made: Run, put: Put, tmp_path: Path) -> None:
     settings = settings_for(tmp_path, **{"trainer.evaluate_steps": 5})
     elsewhere = settings.model_copy(update={"trainer": settings.trainer.model_copy(update={"target": "cache"})})

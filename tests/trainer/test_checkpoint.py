@@ -20,6 +20,7 @@ from draftfleet.errors import DrafterError, RunBusy, StorageUnwritable
 from draftfleet.runs import Run
 from draftfleet.settings import Trainer
 from trainer import checkpoint
+from trainer.batches import ORDER
 from trainer.checkpoint import State
 from trainer.data import Journal, Position
 from trainer.team import Team
@@ -124,15 +125,21 @@ def test_a_writer_that_was_killed_leaves_the_checkpoint_before_it(tmp_path: Path
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-000005", "step-000010"]
 
 
-def test_a_full_folder_is_said_so_and_the_checkpoint_before_it_stays(tmp_path: Path, config: Any) -> None:
+@pytest.mark.parametrize("limit_bytes", [500, 100_000], ids=["before the optimizer", "within it"])
+def test_a_full_folder_is_said_so_and_the_checkpoint_before_it_stays(
+    tmp_path: Path, config: Any, limit_bytes: int
+) -> None:
     older = write(tmp_path, 5, config=config)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
-    resource.setrlimit(resource.RLIMIT_FSIZE, (500, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
     try:
         with pytest.raises(StorageUnwritable, match="Make room"):
-            write(tmp_path, 10, config=config)
+            checkpoint.write(
+                tmp_path, config=config, tensors={"weight": torch.ones(2)}, state=State(step=10),
+                optimizer={"moments": torch.zeros(100_000)}, journal=Journal(), keep=2,
+            )  # fmt: skip
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, ignored)
@@ -180,6 +187,32 @@ def test_a_training_that_was_stopped_and_resumed_gives_bit_for_bit_the_weights_o
 
     for name, tensor in uninterrupted.drafter.state_dict().items():
         assert torch.equal(tensor, resumed.drafter.state_dict()[name])
+
+
+@pytest.mark.parametrize("order", [None, "another", ORDER])
+def test_a_training_that_is_resumed_in_mid_epoch_says_where_batches_come_in_another_order(
+    *,
+    run: Run,
+    knobs: Trainer,
+    samples: Any,
+    toy_target: Any,
+    toy_algorithm: Callable[[], Any],
+    caplog: pytest.LogCaptureFixture,
+    order: str | None,
+) -> None:
+    samples.put("train-000000")
+    run.seal({})
+    fit(run, knobs, toy_target, toy_algorithm(), Team.alone(), stop=stop_at(toy_target, batch=3))
+    held = checkpoint.latest(run.drafter_dir("d"))
+    assert held is not None
+    stored = torch.load(held / "state.pt", weights_only=True)
+    del stored["order"]
+    torch.save(stored | ({} if order is None else {"order": order}), held / "state.pt")
+
+    assert fit(run, knobs, toy_target, toy_algorithm(), Team.alone(), stop=threading.Event())
+
+    assert ("batches are ordered otherwise" in caplog.text) == (order != ORDER)
+    assert ("what is left of epoch 0 has some rows again" in caplog.text) == (order != ORDER)
 
 
 def test_a_checkpoint_of_another_shape_is_refused(

@@ -314,6 +314,11 @@ def test_what_is_missing_is_named(run: Run, settings: Settings, target: HfTarget
     narrow = settings.model_copy(update={"target": settings.target.model_copy(update={"context_tokens": 4})})
     with pytest.raises(TrainingError, match=r"run r has 4 held-out prompts, of which none leaves room"):
         evaluate.evaluate(narrow, progress=False)
+    for held_out in run.storage.list("r/prompts"):
+        if held_out.startswith("heldout"):
+            run.storage.delete(f"r/prompts/{held_out}")
+    with pytest.raises(TrainingError, match=r"run r has no held-out prompts: produce one with"):
+        evaluate.evaluate(settings, progress=False)
     with pytest.raises(RunMissing, match="run other is not in"):
         evaluate.evaluate(settings.model_copy(update={"run": "other"}), progress=False)
 

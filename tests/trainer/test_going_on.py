@@ -237,7 +237,11 @@ def test_an_embedding_that_is_not_the_targets_is_refused(second: Run, target: Hf
         ("run:first", DrafterError, "name a run and its drafter, as in run:first/eagle3"),
         ("run:../x/d", DrafterError, "name a run and its drafter"),
         ("run:nowhere/d", RunMissing, "run nowhere is not in"),
-        ("run:second/none", DrafterError, "run second has no checkpoint of drafter none"),
+        (
+            "run:second/none",
+            DrafterError,
+            r"dflash\.start_from = run:second/none: run second has no checkpoint of a drafter none",
+        ),
         ("first/d", DrafterError, "there is no such folder on this machine.* run:first/eagle3"),
     ],
 )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -304,6 +306,16 @@ def test_a_target_that_is_spread_by_accelerate_gives_the_same_states(tiny: HfTar
 
     assert torch.equal(one.hidden, other.hidden)
     assert torch.equal(spread.logits(one.last), tiny.logits(other.last))
+
+
+def test_a_target_that_is_larger_than_the_memory_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = (Path(TINY) / "model.safetensors").stat().st_size  # in bfloat16
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1.5 * stored))
+
+    with pytest.raises(TargetError, match=r"takes \S+ GB in torch.float32, and this machine has .* bench --with URL"):
+        targets.load(load(flags={"target.path": TINY}), [2], CPU)
+
+    assert targets.load(load(flags={"target.path": TINY, "trainer.dtype": "bfloat16"}), [2], CPU).layers == [2]
 
 
 def test_a_target_that_is_spread_is_one_processs() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -63,6 +64,23 @@ def logged(folder: Path, name: str) -> dict[int, float]:
     return {int(row["step"]): row[name] for row in rows}
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of its thread
+def test_a_folder_that_takes_no_more_curves_ends_them_and_not_the_training(
+    run: Run, knobs: Trainer, caplog: pytest.LogCaptureFixture, until: Callable[..., Any]
+) -> None:
+    [board] = begin(run, knobs.model_copy(update={"trackers": ["tensorboard"]}), step=0)
+    shutil.rmtree(run.drafter_dir("d"))
+
+    def log() -> bool:
+        board.log(1, {"loss": 1.0})
+        return "tensorboard ended" in caplog.text
+
+    until(log, what="the end of its thread")
+    board.log(2, {"loss": 1.0})
+    board.close()
+    assert caplog.text.count("tensorboard ended") == 1
+
+
 def test_wandb_keeps_one_run_over_all_starts_under_the_drafters_folder_with_its_settings(
     *, run: Run, knobs: Trainer, samples: Any, toy_target: Any, toy_algorithm: Callable[..., Any], until: Any
 ) -> None:
@@ -98,7 +116,7 @@ def test_a_server_that_cannot_be_reached_costs_no_training(run: Run) -> None:
         "import sys; from draftfleet.runs import Run; from draftfleet.settings import Trainer;"
         "from draftfleet.storage import open_storage; from trainer import trackers; trackers.ANSWER_S = 1.0;"
         "run = Run.open(open_storage(sys.argv[1]), 'toy');"
-        "[tracker] = trackers.begin(run, Trainer(drafter='d', trackers=['wandb']), step=0);"
+        "[_, tracker] = trackers.begin(run, Trainer(drafter='d', trackers=['wandb']), step=0);"
         "tracker.log(3, {'loss': 1.5}); tracker.close()"
     )
     unreachable = {"WANDB_MODE": "online", "WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"}
@@ -132,4 +150,4 @@ def test_a_training_without_a_tracker_has_its_log_and_its_progress(
         stop=threading.Event(),
     )  # fmt: skip
 
-    assert {path.name for path in run.drafter_dir("d").iterdir()} == {"progress.json", "checkpoints"}
+    assert {path.name for path in run.drafter_dir("d").iterdir()} == {"progress.json", "curve.json", "checkpoints"}

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from draftfleet.errors import RunConflict, SettingsError, TrainingError
+from draftfleet.errors import RunConflict, SettingsError, StorageUnreadable, TrainingError
 from draftfleet.runs import Run
 from draftfleet.settings import Settings, Trainer
 from trainer import checkpoint
@@ -66,6 +68,20 @@ def test_training_makes_the_loss_fall_and_says_how_it_got_on(
     assert losses[-1].value < losses[0].value / 4
     assert losses[-1].value == pytest.approx(progress["loss"])
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["step-000050", "step-000060"]
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_no_hidden_states_are_asked_for_that_no_step_takes(
+    run: Run, knobs: Trainer, samples: Any, toy_target: Any, toy_algorithm: Callable[..., Any], prefetch: int
+) -> None:
+    samples.put("train-000000")
+    run.seal({})
+    knobs = knobs.model_copy(update={"max_steps": 3, "accumulation": 2, "prefetch": prefetch})
+
+    assert fit(run, knobs, toy_target, toy_algorithm(), Team.alone(), stop=NEVER)
+    assert len(toy_target.seen) == 6
+    assert fit(run, knobs.model_copy(update={"max_steps": 4}), toy_target, toy_algorithm(), Team.alone(), stop=NEVER)
+    assert len(toy_target.seen) == 8
 
 
 def test_accumulated_batches_weigh_by_their_tokens_and_not_by_their_number(
@@ -159,6 +175,26 @@ def test_a_corrupt_shard_does_not_stop_the_training_and_is_counted(
     assert (progress.step, progress.corrupt_shards) == (longer.max_steps, 1)
 
 
+def test_a_storage_that_is_gone_gets_no_checkpoint_in_its_place(
+    run: Run, knobs: Trainer, samples: Any, toy_target: Any, toy_algorithm: Callable[..., Any], tmp_path: Path
+) -> None:
+    samples.put("train-000000")
+    run.seal({})
+    knobs = knobs.model_copy(update={"trackers": []})
+    mounted, aside = tmp_path / "storage", tmp_path / "unmounted"
+    toy_target.on_batch = lambda count: mounted.rename(aside) if count == 7 else None
+
+    with pytest.raises(
+        StorageUnreadable, match=r"has no run toy any more, so the checkpoint of step 10 is not written"
+    ):
+        fit(run, knobs, toy_target, toy_algorithm(), Team.alone(), stop=NEVER)
+
+    assert not list(mounted.glob("toy/drafters/d/checkpoints/*"))
+    shutil.rmtree(mounted, ignore_errors=True)
+    aside.rename(mounted)
+    assert fit(run, knobs, toy_target, toy_algorithm(), Team.alone(), stop=NEVER)
+
+
 def test_a_training_that_waits_says_so_and_stops_without_a_checkpoint(
     run: Run, knobs: Trainer, toy_target: Any, toy_algorithm: Callable[..., Any]
 ) -> None:
@@ -207,6 +243,24 @@ def test_settings_of_a_drafter_are_pinned_and_each_difference_is_named(run: Run)
     assert "trainer.lr: it has 0.0001, now 0.0002" in str(refused.value)
     assert "trainer.ttt_steps: it has 3, now 5" in str(refused.value)
     assert with_pinned(run, "d", settings()).trainer.lr == 1e-4
+
+
+def test_a_drafter_that_failed_before_its_first_checkpoint_takes_other_settings(run: Run) -> None:
+    pin(run, settings(layers=[7, 99], lr=2e-3))
+    with pytest.raises(RunConflict):
+        pin(run, settings(layers=[1, 3]))  # it may be at work
+    Progress.fail(run, "d", 12, "trainer.layers = [7, 99]: the target has layers 0 to 7")
+
+    pin(run, settings(layers=[1, 3]))
+    held = with_pinned(run, "d", settings()).trainer
+    assert (held.layers, held.lr) == ([1, 3], 2e-3)
+    pin(run, Settings.model_validate({"run": "toy", "trainer": {"drafter": "d", "algorithm": "dflash"},
+                                      "dflash": {"block_size": 4}}))  # fmt: skip
+    assert with_pinned(run, "d", settings()).dflash.block_size == 4
+
+    (run.drafter_dir("d") / "checkpoints/step-000005").mkdir(parents=True)
+    with pytest.raises(RunConflict, match=r"trainer\.layers"):
+        pin(run, settings(layers=[1, 4]))
 
 
 def test_knobs_that_do_not_change_the_drafter_may_change(run: Run) -> None:

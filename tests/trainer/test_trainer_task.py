@@ -144,7 +144,9 @@ def test_a_training_begun_before_there_are_shards_waits_follows_them_and_finishe
     assert Claims(connect(settings), run.run_id, settings.claims, "test").held() == set()
     assert "step 6/6" in flower.texts("task-succeeded")[0]
 
-    enqueue(settings)
+    assert "drafter d of run toy is finished: step 6/6" in enqueue(settings)
+    with make_app(settings) as app:  # asked before it was finished
+        publish_training(app, connect(settings), run, "d")
     until(lambda: len(flower.texts("task-succeeded")) == 2, what="the end of the second task")
 
     assert "training had finished already" in said_in_training(run)

@@ -39,7 +39,8 @@ class Rotary:
     def __init__(self, config: DrafterConfig) -> None:
         self._embedding: Any = LlamaRotaryEmbedding(
             LlamaConfig(
-                hidden_size=config.hidden_size,
+                # Of no consequence here, and refused unless a multiple: Qwen3.6-27B has 24 heads of 256, and 5,120.
+                hidden_size=config.num_attention_heads * config.head_dim,
                 num_attention_heads=config.num_attention_heads,
                 head_dim=config.head_dim,
                 max_position_embeddings=config.max_position_embeddings,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from draftfleet import drafters
 from draftfleet.errors import DrafterError, SettingsError, TargetError
 from draftfleet.logs import event
 from draftfleet.names import NAME
@@ -67,7 +68,18 @@ def _of_run(source: Source, run: Run, team: Team) -> Path:
     if not re.fullmatch(NAME, name) or not re.fullmatch(NAME, drafter):
         raise DrafterError(f"{source}: name a run and its drafter, as in run:first/eagle3.")
     other = Run.open(run.storage, name)
-    return Path(team.share(str(best.choose(other, drafter)) if team.leads else None))
+    return Path(team.share(str(_chosen(source, other, drafter)) if team.leads else None))
+
+
+def _chosen(source: Source, run: Run, drafter: str) -> Path:
+    try:
+        return best.choose(run, drafter)
+    except DrafterError:
+        there = ", ".join(drafters.names(run)) or "none"
+        raise DrafterError(
+            f"{source}: run {run.name} has no checkpoint of a drafter {drafter}; its drafters are {there}. Name one "
+            "that is trained, or wait until this one is."
+        ) from None
 
 
 def _of_folder(source: Source) -> Path:

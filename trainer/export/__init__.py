@@ -19,12 +19,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 import draftfleet
 from draftfleet.drafters import fetch, share
-from draftfleet.errors import DrafterError, TargetError
+from draftfleet.errors import DrafterError, StorageUnwritable, TargetError
 from draftfleet.logs import event
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
@@ -69,7 +70,7 @@ def export(settings: Settings, formats: list[str], *, license: str | None = None
 
     Each folder is written aside, read again and checked, and then put in place of an earlier export; one that is newer
     than every checkpoint here is never replaced. `license` is for the model card; unset, the target's. Raises
-    DrafterError, RunMissing, SettingsError or TargetError.
+    DrafterError, RunMissing, SettingsError, StorageUnwritable or TargetError.
     """
     for name in formats:
         format_named(name)
@@ -141,6 +142,11 @@ def _export_one(source: _Source, format_name: str, folder: Path) -> Path:
         check(staged, format_name, source.config)
         (staged / CARD).write_text(_card(source, format_name), encoding="utf-8")
         _put(staged, folder)
+    except (OSError, SafetensorError) as error:
+        raise StorageUnwritable(
+            f"could not write {folder}: {error}. Make room or make it writable, and export again; an earlier export is "
+            "as it was."
+        ) from error
     finally:
         shutil.rmtree(staged, ignore_errors=True)
     log.info(

@@ -26,6 +26,11 @@ def facts(path: str) -> TargetFacts:
     """Raises TargetError if the target cannot be asked."""
     from transformers import AutoConfig  # noqa: PLC0415 - takes a second, and a dry look does without
 
+    if path.startswith((".", "/", "~")) and not Path(path).is_dir():
+        raise TargetError(
+            f"the target {path} could not be asked for its dtype: there is no such folder. "
+            "Set target.path to its folder, or export.dtype to bfloat16, float16 or float32."
+        )
     try:
         config: Any = AutoConfig.from_pretrained(path)
     except (OSError, ValueError) as error:

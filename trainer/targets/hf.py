@@ -135,6 +135,8 @@ def load(settings: Settings, layers: list[int] | None, device: torch.device) -> 
     weights.check_path(path)
     dtype = choose_dtype(knobs.dtype, device)
     if knobs.device_map is None:
+        if device.type == "cpu":
+            weights.expect_memory(path, dtype)
         return HfTarget(weights.read(path, dtype=dtype, device_map={"": device}), layers, path)
     if knobs.processes > 1:
         raise SettingsError(

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import psutil
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
@@ -27,6 +28,13 @@ FINAL_NORMS = ("norm", "final_layernorm", "final_norm", "ln_f")
 
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError, SafetensorError)
 """What `transformers` raises of a folder that it cannot load."""
+
+
+OTHERWISE = (
+    "In bfloat16 (trainer.dtype, and evaluation.dtype to evaluate) it takes 2 bytes a parameter. A target that fits "
+    "nowhere here is trained for with trainer.target = vllm, and its drafter is measured where the target is served: "
+    "`draftfleet export`, then `draftfleet bench --with URL`."
+)
 
 
 class Ends:
@@ -113,8 +121,7 @@ def read(path: str, *, dtype: torch.dtype, device_map: Any, **arguments: Any) ->
         )
     except torch.OutOfMemoryError as error:
         raise TargetError(
-            f"target.path = {path} does not fit on {device_map} in {dtype}: {_first_line(error)} In bfloat16 "
-            "(trainer.dtype, and evaluation.dtype to evaluate) it takes 2 bytes a parameter."
+            f"target.path = {path} does not fit on {device_map} in {dtype}: {_first_line(error)} {OTHERWISE}"
         ) from None
     except UNREADABLE as error:
         raise unreadable(path, error) from None
@@ -124,6 +131,27 @@ def read(path: str, *, dtype: torch.dtype, device_map: Any, **arguments: Any) ->
             "would be random. Its download is incomplete, or it is no causal language model under these names."
         )
     return model.eval().requires_grad_(False)
+
+
+def expect_memory(path: str, dtype: torch.dtype) -> None:
+    """Raises TargetError where the weights in a folder take more than what is free of this machine's memory.
+
+    A GPU says so itself; here the kernel would kill the process, or others.
+    """
+    num_bytes = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))
+    try:
+        config: Any = AutoConfig.from_pretrained(path)
+    except UNREADABLE as error:
+        raise unreadable(path, error) from None
+    stored = getattr(config, "dtype", None)
+    if isinstance(stored, torch.dtype) and not hasattr(config, "quantization_config"):
+        num_bytes = num_bytes * dtype.itemsize // stored.itemsize
+    free = psutil.virtual_memory().available
+    if num_bytes > free:
+        raise TargetError(
+            f"target.path = {path} takes {num_bytes / 1e9:.3g} GB in {dtype}, and this machine has {free / 1e9:.3g} GB "
+            f"of memory free. {OTHERWISE}"
+        )
 
 
 def check_path(path: str) -> None:

@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 FILE = "bench.json"
 """In the folder of the drafter."""
 
+FOLDERS = {"vllm": ("vllm", "speculators"), "sglang": ("sglang",)}
+"""Formats of exports that an engine serves."""
+
 
 def bench(
     settings: Settings, options: Options, *, first_prompts: FirstPrompts, as_json: bool = False, progress: bool = False
@@ -56,7 +59,7 @@ def _measured(
     settings: Settings, options: Options, *, first_prompts: FirstPrompts, progress: bool
 ) -> tuple[Bench, ServerError | KeyboardInterrupt | None]:
     """Raises where nothing could be measured. The error that ended it early comes back with the figures until then."""
-    urls = _urls(options)
+    urls = _checked(options)
     run = run_of(settings)
     max_tokens = options.max_tokens or settings.evaluation.max_tokens
     asked = questions(
@@ -68,7 +71,7 @@ def _measured(
         max_tokens=max_tokens,
         temperature=options.temperature,
     )
-    plan = Plan(asked, options.limit, options.concurrency, options.repeat)
+    plan = Plan(asked, options.limit, list(dict.fromkeys(options.concurrency)), options.repeat)
     began = time.monotonic()
     result = Bench(
         model="",
@@ -80,6 +83,7 @@ def _measured(
         temperature=options.temperature,
         repeat=options.repeat,
         at=datetime.now(UTC).isoformat(timespec="seconds"),
+        drafter=_drafter(settings, run),
     )
     error: ServerError | KeyboardInterrupt | None = None
     measurement = Measurement([], plan)
@@ -93,7 +97,7 @@ def _measured(
             error = stop
             result.error = redact(stop.summary) if isinstance(stop, ServerError) else "it was interrupted"
     _fill(result, measurement, time.monotonic() - began)
-    _keep(settings, run, result)
+    _keep(run, result)
     return result, error
 
 
@@ -104,6 +108,7 @@ async def _run(
     try:
         pair = await _looked_at(settings, run, client, urls)
         result.model, result.dialect = pair[0].model, pair[0].dialect.NAME
+        result.checkpoint = _exported(run, result)
         measurement.sides = pair
         log.info(event("bench started", model=result.model, dialect=result.dialect, servers=len(pair)))
         await measurement.run()
@@ -124,11 +129,16 @@ async def _looked_at(settings: Settings, run: Run | None, client: Client, urls: 
     return found
 
 
-def _urls(options: Options) -> dict[Name, str]:
-    """Raises SettingsError."""
-    for name, value in (("concurrency", options.concurrency), ("repeat", [options.repeat]), ("limit", [options.limit])):
+def _checked(options: Options) -> dict[Name, str]:
+    """The addresses. Raises SettingsError, also for other options that make no sense."""
+    for name, value in (
+        ("concurrency", options.concurrency), ("repeat", [options.repeat]), ("limit", [options.limit]),
+        ("max-tokens", [1 if options.max_tokens is None else options.max_tokens]),
+    ):  # fmt: skip
         if not value or min(value) < 1:
             raise SettingsError(f"--{name} {', '.join(map(str, value)) or '(nothing)'}: numbers from 1.")
+    if options.temperature < 0:
+        raise SettingsError(f"--temperature {options.temperature:g}: 0 for greedy answers, or more.")
     written: dict[Name, str] = {"with": options.with_url}
     if options.without_url is not None:
         written["without"] = options.without_url
@@ -194,10 +204,31 @@ def _warnings(result: Bench, measurement: Measurement) -> list[str]:
     return said
 
 
-def _keep(settings: Settings, run: Run | None, result: Bench) -> None:
-    """Beside the drafter, where the run has it."""
+def _drafter(settings: Settings, run: Run | None) -> str | None:
+    """None where the run does not have it."""
     name = settings.trainer.drafter
-    if run is None or name not in drafters.names(run):
+    return name if run is not None and name in drafters.names(run) else None
+
+
+def _exported(run: Run | None, result: Bench) -> str | None:
+    """The checkpoint of the latest export for this engine: what a server serves it does not say. None if none is there.
+
+    Raises CorruptFile.
+    """
+    if run is None or result.drafter is None:
+        return None
+    folders = FOLDERS[result.dialect.removesuffix("-native")]
+    found = [drafters.read(run, result.drafter, f"export/{folder}/export.json") for folder in folders]
+    steps = [int(one["step"]) for one in found if one is not None]
+    return f"step-{max(steps):06d}" if steps else None
+
+
+def _keep(run: Run | None, result: Bench) -> None:
+    """Beside the drafter, where the run has it."""
+    if run is None:
         return
-    run.storage.put(f"{run.name}/drafters/{name}/{FILE}", result.to_json().encode())
-    log.info(event("bench written", run=run.name, drafter=name, file=FILE))
+    if result.drafter is None:
+        log.warning(event("bench not written", run=run.name, because="the run has no drafter of that name: --drafter"))
+        return
+    run.storage.put(f"{run.name}/drafters/{result.drafter}/{FILE}", result.to_json().encode())
+    log.info(event("bench written", run=run.name, drafter=result.drafter, file=FILE))

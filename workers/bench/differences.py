@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +16,8 @@ NEAR_TIE = 0.25
 MOST = 8
 """Differences that are looked into."""
 CANDIDATES = 5
+PATIENCE_S = 30.0
+"""For the one token that is asked for: what was measured is not kept waiting for a server that hangs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +74,10 @@ async def _explained(side: Side, difference: Difference, question: Question, ans
     if not is_vllm:
         extra = {"return_logprob": True, "top_logprobs_num": CANDIDATES}
     try:
-        body = await side.post(request.path, {**request.body, **extra})
+        async with asyncio.timeout(PATIENCE_S):
+            body = await side.post(request.path, {**request.body, **extra})
         likely = _of_vllm(body) if is_vllm else _of_sglang(body)
-    except (ServerError, KeyError, IndexError, TypeError, ValueError):
+    except (ServerError, TimeoutError, KeyError, IndexError, TypeError, ValueError):
         return difference  # it stays unexplained: nothing that was measured depends on it
     if difference.with_drafter in likely and difference.without in likely:
         return replace(difference, gap=abs(likely[difference.without] - likely[difference.with_drafter]))

@@ -102,7 +102,10 @@ class Level:
 
 @dataclass(slots=True, kw_only=True)
 class Bench:
-    """The whole of it. `error` is why it ended early: then the figures are of what was measured until there."""
+    """The whole of it. `error` is why it ended early: then the figures are of what was measured until there.
+
+    `checkpoint` is that of the run's latest export for this engine, which the server is taken to serve.
+    """
 
     model: str
     dialect: str
@@ -113,6 +116,8 @@ class Bench:
     temperature: float
     repeat: int
     at: str
+    drafter: str | None = None
+    checkpoint: str | None = None
     seconds: float = 0.0
     levels: list[Level] = field(default_factory=list[Level])
     acceptance: Acceptance | None = None

@@ -70,6 +70,8 @@ def _spread(spread: Spread, form: str) -> str:
 
 
 def lines(bench: Bench) -> Iterator[str]:
+    if bench.checkpoint is not None:
+        yield f"drafter {bench.drafter}, taken for {bench.checkpoint}: the latest that was exported for this engine"
     accepted = bench.acceptance
     if accepted is not None:
         by_position = " / ".join(f"{share:.3f}" for share in accepted.shares)

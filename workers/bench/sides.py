@@ -76,6 +76,8 @@ class Side:
                 answer.take(line)
         if not answer.is_over or answer.finish_reason in (None, "abort", "error"):
             raise Transient(f"server {self.url} broke off an answer after {answer.tokens} tokens")
+        if answer.tokens == 0:
+            raise Mismatch(f"server {self.url} counted no tokens of an answer: it must tell usage.completion_tokens.")
         return answer
 
     async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """Exported folders say what was trained, in each engine's own words."""
 
 import json
+import resource
 import shlex
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig
 
-from draftfleet.errors import DrafterError, SettingsError, TargetError
+from draftfleet.errors import DrafterError, SettingsError, StorageUnwritable, TargetError
 from draftfleet.runs import Run
 from draftfleet.settings import Settings, load
 from draftfleet.storage import open_storage
@@ -268,7 +270,7 @@ def test_a_target_that_is_gone_is_named_together_with_the_setting_that_does_with
     put(make(target=str(tmp_path / "gone")))
     settings = load(flags={"run": "demo", "storage.url": str(tmp_path / "storage")})
 
-    with pytest.raises(TargetError, match=r"gone.*export\.dtype"):
+    with pytest.raises(TargetError, match=r"gone .* there is no such folder.*export\.dtype"):
         export(settings, ["vllm"])
 
 
@@ -335,6 +337,25 @@ def test_a_drafter_that_is_broken_is_never_put_in_place(settings: Settings, make
     with pytest.raises(DrafterError, match=r"norm\.weight has 1 values that are not finite"):
         export(settings, ["vllm"])
     assert list((written.parents[1] / "export").iterdir()) == []
+
+
+def test_a_full_folder_is_said_so_and_the_earlier_export_stays(settings: Settings, make: Any, put: Any) -> None:
+    put(step=100)
+    folder = export(settings, ["vllm"])["vllm"]
+    put(step=200)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((folder / "config.json").stat().st_size + 5_000, hard))
+    try:
+        with pytest.raises(StorageUnwritable, match=r"could not write \S+/vllm: .* Make room"):
+            export(settings, ["vllm"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
+
+    assert [path.name for path in folder.parent.iterdir()] == ["vllm"]
+    assert json.loads((folder / "export.json").read_text())["step"] == 100
 
 
 def test_a_drafter_that_no_format_can_hold_is_refused_with_the_reason_of_each(

@@ -1,0 +1,1 @@
+"""All of it on one machine, in the foreground or detached: `draftfleet up`, `down`, `logs`."""
