@@ -41,7 +41,6 @@ ROLES = {
     "up": "draftfleet.up.foreground:up",
     "down": "draftfleet.up.down:down",
     "logs": "draftfleet.up.lines:show",
-    "health": "draftfleet.health:show",
     "report": "draftfleet.report:report",
     "flower": "draftfleet.flower:serve",
 }

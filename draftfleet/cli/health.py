@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from draftfleet.cli.role import role
+from draftfleet import health as pulses
 
 
 def health(
@@ -16,4 +16,4 @@ def health(
 
     Exit code 0 if it does, also while it waits for Redis, a server or the storage. For health checks of containers.
     """
-    raise typer.Exit(role("health")(name))
+    raise typer.Exit(pulses.show(name))

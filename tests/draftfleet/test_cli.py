@@ -104,7 +104,7 @@ def test_help_lists_every_verb_and_the_version_is_the_packages(call: Callable[..
 
     assert help_.returncode == 0
     verbs = {line.split()[0] for line in help_.stdout.partition("Commands:")[2].splitlines() if line.strip()}
-    assert verbs == {*(verb.split()[0] for verb in cli.ROLES), "fake-server", "settings"}
+    assert verbs == {*(verb.split()[0] for verb in cli.ROLES), "fake-server", "health", "settings"}
     assert (version.returncode, version.stdout) == (0, f"draftfleet {draftfleet.__version__}\n")
 
 
