@@ -274,8 +274,22 @@ def test_a_command_line_begins_with_a_program_that_is_known(page: Path) -> None:
 
 
 PROGRAMS = {
-    *("aws", "cat", "cp", "curl", "docker", "draftfleet", "echo", "export", "head", "llama-server", "make", "mkdir"),
-    *("openssl", "pip", "pre-commit", "printf", "python", "python3", "rsync", "sh", "source", "ssh", "sudo"),
+    *("aws", "buildah", "cat", "cp", "curl", "docker", "draftfleet", "echo", "export", "head", "llama-server", "make"),
+    *(
+        "mkdir",
+        "openssl",
+        "pip",
+        "podman",
+        "pre-commit",
+        "printf",
+        "python",
+        "python3",
+        "rsync",
+        "sh",
+        "source",
+        "ssh",
+        "sudo",
+    ),
     *("systemctl", "transformers", "vllm"),
 }
 """What a block of a page may call. A script of this repository counts by the program that runs it."""
