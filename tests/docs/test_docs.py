@@ -274,7 +274,21 @@ def test_a_command_line_begins_with_a_program_that_is_known(page: Path) -> None:
 
 
 PROGRAMS = {
-    *("aws", "buildah", "cat", "cp", "curl", "docker", "draftfleet", "echo", "export", "head", "llama-server", "make"),
+    *(
+        "aws",
+        "buildah",
+        "cat",
+        "cp",
+        "curl",
+        "docker",
+        "draftfleet",
+        "echo",
+        "export",
+        "head",
+        "llama-server",
+        "make",
+        "mmdebstrap",
+    ),
     *(
         "mkdir",
         "openssl",
