@@ -274,37 +274,9 @@ def test_a_command_line_begins_with_a_program_that_is_known(page: Path) -> None:
 
 
 PROGRAMS = {
-    *(
-        "aws",
-        "buildah",
-        "cat",
-        "cp",
-        "curl",
-        "docker",
-        "draftfleet",
-        "echo",
-        "export",
-        "head",
-        "llama-server",
-        "make",
-        "mmdebstrap",
-    ),
-    *(
-        "mkdir",
-        "openssl",
-        "pip",
-        "podman",
-        "pre-commit",
-        "printf",
-        "python",
-        "python3",
-        "rsync",
-        "sh",
-        "source",
-        "ssh",
-        "sudo",
-    ),
-    *("systemctl", "transformers", "vllm"),
+    *("aws", "buildah", "cat", "cp", "curl", "docker", "draftfleet", "echo", "export", "head", "install", "kubectl"),
+    *("llama-server", "make", "mkdir", "mmdebstrap", "openssl", "pip", "podman", "pre-commit", "printf", "python"),
+    *("python3", "rsync", "sbatch", "sh", "source", "ssh", "sudo", "systemctl", "transformers", "useradd", "vllm"),
 }
 """What a block of a page may call. A script of this repository counts by the program that runs it."""
 
