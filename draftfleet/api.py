@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftfleet import control, orders, settings, status, verify
+from draftfleet import control, orders, report, settings, status, verify
 from draftfleet.accounting import Accountant, Accounting
 from draftfleet.benching import Options
 from draftfleet.export_data.export import Exported
@@ -212,6 +212,10 @@ class Run:
     def verify(self) -> verify.Found:
         """Read every shard again. Nothing is moved: `draftfleet verify --repair` does that."""
         return verify.verify(self.folder())
+
+    def report(self, file: str | None = None) -> report.Written:
+        """Write what the run did as one HTML file, `NAME.html` here where none is named."""
+        return report.report(self.settings, report.Options(file=file), progress=False)
 
     # -- orders
 

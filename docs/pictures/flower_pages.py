@@ -69,7 +69,11 @@ def take(folder: Path, queue: str, browse: Callable[..., Any]) -> None:
             _until(lambda: _ask(f"{url}/api/tasks") is not None)
             with WorkerProcess(settings, folder / "worker.log"):
                 _until(lambda: _ask(f"{url}/api/workers?refresh=1"))
-                for start, num in ((1000, 40), (70, 8), (2000, 600)):  # a server that refuses all of the first is no server
+                for start, num in (
+                    (1000, 40),
+                    (70, 8),
+                    (2000, 600),
+                ):  # a server that refuses all of the first is no server
                     enqueue(settings, run, _prompts(num, start), batch_size=40)
                 tasks = _until(lambda: _at_work(url))
                 for name, (width, height) in SIZES.items():

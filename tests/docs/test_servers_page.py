@@ -56,7 +56,7 @@ def test_the_table_of_knobs_says_what_each_dialect_refuses(column: str, name: st
 
 def test_the_example_of_a_dialect_is_one() -> None:
     page = (DOCS / "add-a-dialect.md").read_text()
-    [code] = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    [code] = re.findall(r"^```python module\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     made = ModuleType("made")
     exec(code, made.__dict__)
     ask = Ask(model="tiny", messages=[{"role": "user", "content": "a"}], sampling=Sampling(repetition_penalty=1.1))

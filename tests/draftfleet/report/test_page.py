@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 from draftfleet import history, status
 from draftfleet.accounting import Accountant
@@ -172,7 +172,7 @@ def test_samples_are_found_filtered_and_shown_token_by_token(
     assert "<b>refused</b>" in watched.inner_text("#row .error")
     watched.select_option("#by-outcome", "")
     watched.fill("#search", "I think of 12.")
-    watched.wait_for_function("document.querySelectorAll('#list li').length === 1")
+    expect(watched.locator("#list li")).to_have_count(1)
     assert watched.inner_text("#row .reasoning") == "I think of 12."
     assert watched.inner_text("#row .answer") == "Answer."
     watched.click("#row .tabs button:has-text('Tokens')")
