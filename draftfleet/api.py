@@ -1,7 +1,6 @@
 """The whole of draftfleet from a script: `from draftfleet import Run`. docs/python.md shows it.
 
-Each method does what the verb of its name does, with the same settings and the same errors, and returns what it found
-instead of printing it.
+Each method does what the verb of its name does, with the same settings and errors, and returns what it would print.
 """
 
 from __future__ import annotations
