@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, TypeGuard, cast
 
 from pydantic_core import PydanticSerializationError, to_json
 
@@ -217,7 +217,7 @@ def fields_of(record: Prompt | Sample | Turn | Unfinished) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__slots__}
 
 
-def is_newer(version: object) -> bool:
+def is_newer(version: object) -> TypeGuard[int]:
     """Whether it is a version, and one that this draftfleet does not know."""
     return isinstance(version, int) and version > SCHEMA_VERSION
 
