@@ -243,7 +243,7 @@ class Run:
         return sorted(self.storage.list(f"{self.name}/partial"))
 
     def read_partial(self, name: str) -> list[Sample]:
-        """Rows of a partial; a line that is torn or newer is left out: its row is asked again. Nothing if it is gone."""
+        """Rows of a partial; a line that is torn or newer is left out: its row is asked again. Nothing if gone."""
         try:
             raw = self.storage.read(f"{self.name}/partial/{name}")
         except FileNotFoundError:
