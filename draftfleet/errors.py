@@ -6,14 +6,17 @@
     ├── RunError                 the folder of a run and what may be done with it
     │   ├── RunMissing           no run of that name in this storage
     │   ├── RunConflict          the run exists with other content settings
-    │   └── RunBusy              another process holds what only one may hold
+    │   ├── RunBusy              another process holds what only one may hold
+    │   └── RunNewer             a newer draftfleet made it: nothing of it is touched
     ├── QueueError               Redis is away
-    │   └── QueueRefused         it refuses our login: waiting does not help
+    │   ├── QueueRefused         it refuses our login: waiting does not help
+    │   └── NewerMessage         a message that is left to a newer draftfleet
     ├── StorageError             the shared folder failed
     │   ├── StorageUnsafe        it cannot put a file only if absent
     │   ├── StorageUnwritable    it is full or read-only: the node pauses
     │   ├── StorageUnreadable    it does not answer: the node pauses
-    │   └── CorruptFile          a file that exists and cannot be read
+    │   ├── CorruptFile          a file that exists and cannot be read
+    │   └── NewerFile            a newer draftfleet wrote it: sound, and nothing of it is read
     ├── ServerError              an inference server, or its answer to one request
     │   ├── NotReady             it did not get ready within its budget
     │   ├── Mismatch             it serves something else than the run asks for
@@ -65,11 +68,27 @@ class RunConflict(RunError): ...
 class RunBusy(RunError): ...
 
 
+class RunNewer(RunError):
+    """`version` is the run's."""
+
+    def __init__(self, message: str, version: int) -> None:
+        super().__init__(message)
+        self.version = version
+
+
 class QueueError(DraftfleetError):
     exit_code = 5
 
 
 class QueueRefused(QueueError): ...
+
+
+class NewerMessage(QueueError):
+    """`version` is the message's."""
+
+    def __init__(self, message: str, version: int) -> None:
+        super().__init__(message)
+        self.version = version
 
 
 class StorageError(DraftfleetError):
@@ -86,6 +105,9 @@ class StorageUnreadable(StorageError): ...
 
 
 class CorruptFile(StorageError): ...
+
+
+class NewerFile(StorageError): ...
 
 
 class ServerError(DraftfleetError):

@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from draftfleet.errors import CorruptFile
+from draftfleet.errors import CorruptFile, NewerFile
 from draftfleet.outcomes import Counts
 from draftfleet.shards import counts_in, lines, prompts_in, table_in
 
@@ -215,6 +215,6 @@ def _add_each(run: Run, kind: Kind, batches: Iterable[str], end: float) -> bool:
             return False
         try:
             run.index.add(run.entry(kind, batch))
-        except (CorruptFile, FileNotFoundError):
+        except (CorruptFile, NewerFile, FileNotFoundError):
             continue
     return True

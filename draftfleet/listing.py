@@ -12,7 +12,7 @@ from rich.table import Table
 from draftfleet import control
 from draftfleet.accounting import Accountant
 from draftfleet.control import DELETED
-from draftfleet.errors import CorruptFile, RunMissing
+from draftfleet.errors import CorruptFile, RunMissing, RunNewer
 from draftfleet.reconcile import model_of
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
@@ -30,7 +30,7 @@ def show(settings: Settings, *, as_json: bool) -> int:
     for name in storage.folders():
         try:
             runs.append(Run.open(storage, name, even_deleted=True))
-        except (RunMissing, CorruptFile):  # somebody's folder beside ours
+        except (RunMissing, RunNewer, CorruptFile):  # somebody's folder beside ours
             continue
     found = [describe(run) for run in sorted(runs, key=lambda run: run.info.created_at)]
     if as_json:

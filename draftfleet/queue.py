@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, cast
@@ -26,6 +26,9 @@ from draftfleet.wire import BatchMessage, TrainMessage
 GENERATE = "draftfleet.generate"
 TRAIN = "draftfleet.train"
 TRAIN_QUEUE = "train"
+VERSIONS = range(1, SCHEMA_VERSION + 1)
+"""Of messages, as far as this draftfleet reads them."""
+
 PUBLISH_BATCH = 500
 """Messages per round trip to Redis."""
 
@@ -43,14 +46,30 @@ ENDED = -1
 """Stands there for a drafter whose training ended by itself, well or not: it is not asked for again by itself."""
 
 
-def generate_queue(model: str) -> str:
-    """Where batches of this model wait. A worker listens for the models that its servers serve."""
-    return f"generate.{model}"
+def generate_queue(model: str, version: int = SCHEMA_VERSION) -> str:
+    """Where batches of this model wait. A worker listens for the models that its servers serve.
+
+    Messages from version 2 on have a queue of their own, which older workers do not listen to.
+    """
+    return f"generate{_of(version)}.{model}"
 
 
-def retry_queue(model: str) -> str:
+def retry_queue(model: str, version: int = SCHEMA_VERSION) -> str:
     """Where batches wait that somebody has begun. Consumed first: `sorted` order puts `-` before `.`."""
-    return f"generate-again.{model}"
+    return f"generate-again{_of(version)}.{model}"
+
+
+def train_queue(version: int = SCHEMA_VERSION) -> str:
+    return f"{TRAIN_QUEUE}{_of(version)}"
+
+
+def _of(version: int) -> str:
+    return "" if version == 1 else f"@{version}"
+
+
+def queues(model: str) -> list[str]:
+    """All that a worker of this model listens to: those of older versions, too."""
+    return [named(model, version) for version in VERSIONS for named in (retry_queue, generate_queue)]
 
 
 def connect(settings: Settings, *, is_hasty: bool = False) -> redis.Redis:
@@ -168,8 +187,18 @@ def publish_training(app: Celery, client: redis.Redis, run: Run, drafter: str) -
     message = TrainMessage(v=SCHEMA_VERSION, run_id=run.run_id, run=run.name, drafter=drafter)
     with _faults_told(), app.amqp.producer_pool.acquire(block=True) as producer:
         shown = f"{run.name} {drafter}"
-        _send(app, producer, task=TRAIN, queue=TRAIN_QUEUE, body=message.model_dump(), shown=shown, step=0)
+        _send(app, producer, task=TRAIN, queue=train_queue(), body=message.model_dump(), shown=shown, step=0)
         note_published(client, run.run_id, [TRAIN_FIELD + drafter])
+
+
+def leave_to_newer(app: Celery, queue: str, task: str, body: dict[str, Any], delivery: Mapping[str, Any]) -> None:
+    """Put a message as it came into the queue of its version, which only newer processes listen to.
+
+    Raises QueueError.
+    """
+    step = int(delivery.get("priority") or 0)
+    with _faults_told(), app.amqp.producer_pool.acquire(block=True) as producer:
+        _send(app, producer, task=task, queue=queue, body=body, shown="of a newer version", step=step)
 
 
 def _send(app: Celery, producer: Any, *, task: str, queue: str, body: dict[str, Any], shown: str, step: int) -> None:
@@ -222,6 +251,6 @@ def keys(queue: str) -> list[str]:
 def queued(client: redis.Redis, model: str) -> int:
     """Messages that wait for workers of this model."""
     pipeline = client.pipeline(transaction=False)
-    for key in [*keys(retry_queue(model)), *keys(generate_queue(model))]:
+    for key in [key for queue in queues(model) for key in keys(queue)]:
         pipeline.llen(key)
     return sum(map(int, pipeline.execute()))

@@ -22,7 +22,7 @@ from draftfleet import again, cleanup, control, drafters, drawing, settings
 from draftfleet.claims import Claims, Lapsed, published_key
 from draftfleet.control import Control
 from draftfleet.conversations import FAILED, asks_every_turn, ended, next_turn
-from draftfleet.errors import CorruptFile, RunError, RunMissing, StorageError
+from draftfleet.errors import CorruptFile, RunError, RunMissing, RunNewer, StorageError
 from draftfleet.index import fill
 from draftfleet.letters import note_unreadable
 from draftfleet.logs import event
@@ -75,7 +75,7 @@ class Reconciler:
         for name in names - set(known):
             try:
                 known[name] = Run.open(self._storage, name)
-            except (RunMissing, CorruptFile):  # not a run: somebody's folder beside ours
+            except (RunMissing, RunNewer, CorruptFile):  # somebody's folder beside ours, or left to newer workers
                 continue
         self._known = known  # as a whole: chores of several threads look
         self._runs = {name: run for name, run in known.items() if self._models is None or model_of(run) in self._models}

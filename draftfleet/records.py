@@ -11,15 +11,16 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, TypeGuard, cast
 
 from pydantic_core import PydanticSerializationError, to_json
 
-from draftfleet.errors import ErrorKind
+from draftfleet.errors import ErrorKind, NewerFile
 from draftfleet.names import Split
 
 SCHEMA_VERSION = 1
-"""Raised when a reader of the old form could misread the new one. Stands in messages, prompt shards and samples."""
+"""Raised when a reader of the old form could misread the new one. Stands in messages, run.json and samples,
+and from 2 on in each prompt."""
 
 Outcome = Literal["ok", "truncated", "failed", "unfinished"]
 """`unfinished`: a conversation that goes on, with the turns that it has. It stands in partials, and in no shard."""
@@ -110,6 +111,7 @@ class Prompt:
     @classmethod
     def from_json(cls, line: str) -> Self:
         fields = _object(line)
+        refuse_newer(fields.pop("schema_version", 1))
         if "turns" in fields:
             fields["turns"] = [Turn(**turn) for turn in fields["turns"]]
         if "unfinished" in fields:
@@ -205,6 +207,7 @@ class Sample:
     @classmethod
     def from_json(cls, line: str) -> Self:
         fields = _object(line)
+        refuse_newer(fields.get("schema_version", 1))
         fields["turns"] = [Turn(**turn) for turn in fields.get("turns") or ()]
         return cls(**fields)
 
@@ -212,6 +215,20 @@ class Sample:
 def fields_of(record: Prompt | Sample | Turn | Unfinished) -> dict[str, Any]:
     """Shallow: `asdict` copies every message and token id, three times the cost of the JSON itself."""
     return {name: getattr(record, name) for name in record.__slots__}
+
+
+def is_newer(version: object) -> TypeGuard[int]:
+    """Whether it is a version, and one that this draftfleet does not know."""
+    return isinstance(version, int) and version > SCHEMA_VERSION
+
+
+def refuse_newer(version: object) -> None:
+    """Raises NewerFile."""
+    if is_newer(version):
+        raise NewerFile(
+            f"it is of schema version {version}, and this draftfleet reads up to version {SCHEMA_VERSION}. Nothing is "
+            "wrong with it: use the draftfleet that wrote it, or a newer one."
+        )
 
 
 def _object(line: str) -> dict[str, Any]:

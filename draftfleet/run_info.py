@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 import draftfleet
-from draftfleet.records import SCHEMA_VERSION
+from draftfleet.errors import RunNewer
+from draftfleet.records import SCHEMA_VERSION, is_newer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,5 +55,14 @@ class RunInfo:
 
     @classmethod
     def from_json(cls, raw: bytes) -> Self:
-        """Raises ValueError or TypeError."""
-        return cls(**json.loads(raw))
+        """Raises RunNewer, ValueError or TypeError."""
+        fields = json.loads(raw)
+        version = fields.get("schema_version") if isinstance(fields, dict) else None
+        if is_newer(version):
+            raise RunNewer(
+                f"run {fields.get('run')} is of schema version {version}, made by draftfleet "
+                f"{fields.get('product_version')}; this is draftfleet {draftfleet.__version__}, which reads up to "
+                f"version {SCHEMA_VERSION}. Upgrade it; nothing of the run was touched.",
+                version,
+            )
+        return cls(**fields)

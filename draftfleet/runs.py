@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
 from draftfleet import index, shards
-from draftfleet.errors import CorruptFile, RunConflict, RunMissing, StorageError
+from draftfleet.errors import CorruptFile, NewerFile, RunConflict, RunMissing, StorageError
 from draftfleet.index import Entry, Index, Kind
 from draftfleet.names import parent_of, parts_of
 from draftfleet.outcomes import Counts
@@ -82,7 +82,7 @@ class Run:
 
     @classmethod
     def open(cls, storage: Storage, name: str, *, even_deleted: bool = False) -> Self:
-        """Raises RunMissing, also where the run is being deleted, unless `even_deleted`; or CorruptFile."""
+        """Raises RunMissing, also where the run is being deleted, unless `even_deleted`; RunNewer or CorruptFile."""
         try:
             raw = storage.read(f"{name}/run.json")
         except FileNotFoundError:
@@ -91,7 +91,7 @@ class Run:
                 f"{name}`, or point storage.url at the folder that holds it."
             ) from None
         try:
-            info = RunInfo.from_json(raw)
+            info = RunInfo.from_json(raw)  # RunNewer goes on to who asked
             if info.run != name:  # its files would be looked for in that other folder
                 raise ValueError(f"it is of run {info.run!r}")
             run = cls(storage, info)
@@ -222,6 +222,8 @@ class Run:
         raw = self.storage.read(path)
         try:
             return parse(raw)
+        except NewerFile as error:
+            raise NewerFile(f"shard {self.storage.url}/{path}: {error}") from None
         except shards.READ_FAULTS as error:
             raise CorruptFile(
                 f"shard {self.storage.url}/{path} cannot be read: {error}. "
@@ -241,7 +243,7 @@ class Run:
         return sorted(self.storage.list(f"{self.name}/partial"))
 
     def read_partial(self, name: str) -> list[Sample]:
-        """Rows of a partial; a torn line is left out, since its row is only asked again. Nothing if it is gone."""
+        """Rows of a partial; a line that is torn or newer is left out: its row is asked again. Nothing if gone."""
         try:
             raw = self.storage.read(f"{self.name}/partial/{name}")
         except FileNotFoundError:
@@ -250,7 +252,7 @@ class Run:
         for line in shards.lines(raw.decode(errors="replace")):
             try:
                 samples.append(Sample.from_json(line))
-            except (ValueError, TypeError):
+            except (ValueError, TypeError, NewerFile):
                 continue
         return samples
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from draftfleet.columns import SAMPLE_SCHEMA, row_of, sample_of
 from draftfleet.outcomes import Counts
-from draftfleet.records import Prompt, Sample, Turn
+from draftfleet.records import Prompt, Sample, Turn, refuse_newer
 
 READ_FAULTS = (pa.ArrowException, ValueError, TypeError, KeyError, EOFError, OSError)
 """What a damaged sample shard makes Arrow raise, or us."""
@@ -43,7 +43,7 @@ def pack_samples(samples: list[Sample], counts: Counts, run_id: str) -> bytes:
 
 def table_in(raw: bytes) -> pa.Table:
     """All of it, every page held against its checksum. Shards of older versions have none."""
-    return pq.read_table(io.BytesIO(raw), page_checksum_verification=True)
+    return _file(raw, page_checksum_verification=True).read()
 
 
 def samples_in(raw: bytes) -> list[Sample]:
@@ -52,7 +52,7 @@ def samples_in(raw: bytes) -> list[Sample]:
 
 def counts_in(raw: bytes) -> Counts:
     """What the footer says."""
-    return Counts(**json.loads((pq.read_schema(io.BytesIO(raw)).metadata or {})[COUNTS]))
+    return Counts(**json.loads((_file(raw).metadata.metadata or {})[COUNTS]))
 
 
 def outcomes_in(raw: bytes) -> dict[str, Counts]:
@@ -66,8 +66,21 @@ def columns_in(raw: bytes, names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _read(raw: bytes, names: Sequence[str]) -> pa.Table:
-    file = pq.ParquetFile(io.BytesIO(raw))
+    file = _file(raw)
     return file.read([name for name in names if name in file.schema_arrow.names])
+
+
+def _file(raw: bytes, **how: Any) -> pq.ParquetFile:
+    """Raises NewerFile by the footer's own statistics, before anything of a newer form is read."""
+    file = pq.ParquetFile(io.BytesIO(raw), **how)
+    names = file.schema_arrow.names
+    for group in range(file.metadata.num_row_groups) if "schema_version" in names else ():
+        groups = file.metadata.row_group(group)
+        for number in range(groups.num_columns):
+            column = groups.column(number)
+            if column.path_in_schema == "schema_version" and column.statistics is not None:
+                refuse_newer(column.statistics.max)
+    return file
 
 
 COUNTED = ("row_key", "outcome", "completion_tokens", "ids_match_usage", "turns", "ended")

@@ -10,7 +10,7 @@ import redis
 from draftfleet import children, status
 from draftfleet.claims import Claims
 from draftfleet.errors import TrainingError
-from draftfleet.queue import TRAIN_QUEUE
+from draftfleet.queue import train_queue
 from draftfleet.reconcile import TRAIN_CLAIM
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
@@ -45,7 +45,7 @@ class Training:
 
     def check(self) -> None:
         """Raises TrainingError, with the end of its log, once nobody is at work on it."""
-        if self._is_held or self._client.llen(TRAIN_QUEUE) or self.is_over:
+        if self._is_held or self._client.llen(train_queue()) or self.is_over:
             self._held_at = time.monotonic()
         elif time.monotonic() - self._held_at > ABANDONED_S:
             log = self._run.drafter_dir(self._drafter) / "train.log"

@@ -24,11 +24,11 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from draftfleet import shards
 from draftfleet.accounting import Accountant
 from draftfleet.columns import SAMPLE_SCHEMA
-from draftfleet.errors import CorruptFile, QueueError
+from draftfleet.errors import CorruptFile, NewerFile, QueueError
 from draftfleet.index import Entry
 from draftfleet.names import parent_of
 from draftfleet.outcomes import Counts
-from draftfleet.records import SCHEMA_VERSION, Prompt, Sample
+from draftfleet.records import Prompt, Sample
 from draftfleet.repair import publish_again, set_aside
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
@@ -38,6 +38,7 @@ READERS = 8
 REQUIRED = {one.name for one in fields(Sample) if one.default is MISSING and one.default_factory is MISSING}
 """Columns that every version has."""
 
+NEWER = "Verify the run with that draftfleet; this one leaves the shard as it is."
 PROMPT_FAULTS = (ValueError, TypeError, KeyError, EOFError, OSError, zlib.error)
 
 
@@ -135,6 +136,9 @@ class _Look:
             copy = "Restore it from a copy, or move the samples away."
             found.faults.append(Fault(batch=batch, what="there are samples and no prompt shard", do=copy))
             return None
+        except NewerFile as error:
+            found.faults.append(Fault(batch=batch, what=f"its prompt shard: {error}", do=NEWER))
+            return None
         except PROMPT_FAULTS as error:
             found.faults.append(Fault(batch=batch, what=f"its prompt shard cannot be read: {error}", do=copy))
             return None
@@ -165,6 +169,9 @@ class _Look:
             counts = self._check(name, table, asked)
             if counts != shards.counts_in(raw):
                 raise ValueError("its footer counts other rows than it has")
+        except NewerFile as error:
+            found.faults.append(Fault(batch=name, what=f"its sample shard: {error}", do=NEWER))
+            return
         except shards.READ_FAULTS as error:
             do = f"`draftfleet verify {self._run.name} --repair` moves it aside and has its batch done again."
             found.faults.append(Fault(batch=name, what=f"its sample shard is at fault: {error}", do=do, sha256=digest))
@@ -183,8 +190,6 @@ class _Look:
         for column, value in (("run_id", self._run.run_id), ("batch", name)):
             if strange := set(table[column].to_pylist()) - {value}:
                 raise ValueError(f"{column} is {strange.pop()} in some rows, and should be {value}")
-        if newer := [version for version in table["schema_version"].to_pylist() if version > SCHEMA_VERSION]:
-            raise ValueError(f"schema version {newer[0]} is newer than this draftfleet's, {SCHEMA_VERSION}")
         keys = table["row_key"].to_pylist()
         if asked is not None:
             owed = {prompt.row_key for prompt in asked}
@@ -205,6 +210,8 @@ def _sums(run: Run) -> list[Fault]:
     """The files that no shard stands for, and whether every row is somewhere."""
     try:
         accounting = Accountant(run).account()
+    except NewerFile:  # reported where it was read; its rows cannot be added up
+        return []
     except CorruptFile as error:
         return [Fault(batch="", what=str(error), do="Restore the file from a copy.")]
     if accounting.holds:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from draftfleet.errors import QueueError
+from draftfleet.errors import NewerMessage, QueueError
 from draftfleet.names import BATCH, NAME
-from draftfleet.records import SCHEMA_VERSION
+from draftfleet.records import SCHEMA_VERSION, is_newer
 
 LONGEST_SHOWN = 100
 """Characters that an error quotes of a key in a message: whoever wrote it may have meant to fill the log."""
@@ -26,7 +26,7 @@ class BatchMessage(BaseModel):
 
     @classmethod
     def parse(cls, body: object) -> Self:
-        """Raises QueueError on anything but a message of a version this worker knows."""
+        """Raises NewerMessage, or QueueError on anything else but a message that this worker knows."""
         return _parse(cls, body)
 
 
@@ -42,14 +42,24 @@ class TrainMessage(BaseModel):
 
     @classmethod
     def parse(cls, body: object) -> Self:
-        """Raises QueueError on anything but a message of a version this trainer knows."""
+        """Raises NewerMessage, or QueueError on anything else but a message that this trainer knows."""
         return _parse(cls, body)
 
+
+LATEST = 999
+"""No draftfleet will write a higher version: such a message is none of ours, and gets no queue."""
 
 M = TypeVar("M", bound="BatchMessage | TrainMessage")
 
 
 def _parse(model: type[M], body: object) -> M:
+    version = cast(dict[str, Any], body).get("v") if isinstance(body, dict) else None
+    if is_newer(version) and version <= LATEST:  # first of all: it may have fields that we do not know
+        raise NewerMessage(
+            f"messages of version {version} are in the queue, this process reads up to version {SCHEMA_VERSION}: "
+            "upgrade it. They wait for a newer one.",
+            version,
+        )
     try:
         message = model.model_validate(body)
     except ValidationError as error:

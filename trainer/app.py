@@ -21,7 +21,7 @@ from draftfleet.health import Pulse
 from draftfleet.logs import event
 from draftfleet.metrics import served
 from draftfleet.program import program, wait_for_redis
-from draftfleet.queue import TRAIN_QUEUE, make_app
+from draftfleet.queue import VERSIONS, make_app, train_queue
 from draftfleet.reconcile import Reconciler
 from draftfleet.settings import Settings
 from draftfleet.storage import open_storage, probe
@@ -49,7 +49,8 @@ def serve(settings: Settings) -> int:
         pulse.state = lambda: str(shown)
         node = Node(settings, app, client, storage, f"trainer-{os.getpid()}@{host}", stop, shown, pulse)
         register(node)
-        worker = program(app, node.owner, [TRAIN_QUEUE], concurrency=1, on_turn=lambda: pulse.turned("queue"))
+        queues = [train_queue(version) for version in VERSIONS]
+        worker = program(app, node.owner, queues, concurrency=1, on_turn=lambda: pulse.turned("queue"))
         sweeper = threading.Thread(target=_sweep, args=(node,), name="sweep", daemon=True)
         sweeper.start()
         log.info(event("trainer started", process=node.owner, storage=storage.url))

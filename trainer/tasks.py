@@ -6,17 +6,17 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import redis
 from celery import Celery, Task
 from kombu.exceptions import OperationalError
 
 from draftfleet.claims import Claims, Held, Taken
-from draftfleet.errors import CorruptFile, QueueError, RunMissing, TrainingError
+from draftfleet.errors import CorruptFile, NewerMessage, QueueError, RunMissing, RunNewer, TrainingError
 from draftfleet.health import Pulse
 from draftfleet.logs import event
-from draftfleet.queue import TRAIN, connect, make_app, note_ended, publish_training
+from draftfleet.queue import TRAIN, connect, leave_to_newer, make_app, note_ended, publish_training, train_queue
 from draftfleet.reconcile import TRAIN_CLAIM
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
@@ -100,6 +100,8 @@ def train_drafter(node: Node, body: object, report: Callable[[str], object]) -> 
         if run.run_id != message.run_id:
             raise RunMissing(f"run {message.run} in {node.storage.url} is another run of that name: {run.run_id}.")
         settings = with_pinned(run, message.drafter, node.settings)
+    except (NewerMessage, RunNewer) as error:
+        return _leave_to_newer(node, body, error)
     except (QueueError, RunMissing, CorruptFile) as error:
         log.error(event("message dropped", error=error))
         return f"dropped: {error}"
@@ -122,6 +124,17 @@ def train_drafter(node: Node, body: object, report: Callable[[str], object]) -> 
     finally:
         node.pulse.over(TRAINING)
         _give_back(node, run, claim, message.drafter)
+
+
+def _leave_to_newer(node: Node, body: object, error: NewerMessage | RunNewer) -> str:
+    """It waits where only newer trainers listen. If Redis fails, a newer reconciler asks for the training again."""
+    queue = train_queue(error.version)
+    log.warning(event("message left to newer trainers", queue=queue, reason=error))
+    try:
+        leave_to_newer(node.app, queue, TRAIN, cast(dict[str, Any], body), {})
+    except QueueError as fault:
+        log.warning(event("message not left", queue=queue, error=fault))
+    return f"left to a newer trainer, in {queue}"
 
 
 def _take(node: Node, claims: Claims, name: str) -> Taken | Held | None:

@@ -21,7 +21,7 @@ from draftfleet.health import Pulse
 from draftfleet.logs import event
 from draftfleet.metrics import served
 from draftfleet.program import program, wait_for_redis
-from draftfleet.queue import generate_queue, make_app, retry_queue
+from draftfleet.queue import make_app, queues
 from draftfleet.reconcile import Reconciler
 from draftfleet.settings import Settings
 from draftfleet.storage import Storage, open_storage, probe
@@ -132,9 +132,8 @@ def _duties(node: Node, reporter: Reporter, storage: Storage, pulse: Pulse) -> l
 def _consume(node: Node, app: Celery, hostname: str, pulse: Pulse) -> int:
     register(app, node)
     cast(dict[str, set[type]], app.steps)["consumer"].add(gate(node))
-    queues = [retry_queue(node.model), generate_queue(node.model)]
     num_tasks = node.settings.worker.max_batches_held
-    worker = program(app, hostname, queues, concurrency=num_tasks, on_turn=lambda: pulse.turned("queue"))
+    worker = program(app, hostname, queues(node.model), concurrency=num_tasks, on_turn=lambda: pulse.turned("queue"))
     log.info(event("worker started", process=node.process, model=node.model, servers=len(node.servers.all)))
     ended = threading.Event()
     end_when_drained(node, ended)

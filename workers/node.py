@@ -20,6 +20,7 @@ from draftfleet.claims import Claims
 from draftfleet.errors import CorruptFile, DraftfleetError, RunBusy, RunError, RunMissing, ServerError, StorageError
 from draftfleet.live import WorkerState
 from draftfleet.logs import event
+from draftfleet.redaction import redact
 from draftfleet.runs import Run
 from draftfleet.settings import Settings
 from draftfleet.settings.sections import TASKS_END_S
@@ -96,6 +97,7 @@ class Node:
         self._lock = lock
         self._runs: dict[tuple[str, str], OpenRun] = {}
         self._runs_lock = threading.Lock()
+        self._left: list[str] = []
         self.loop.start()
         self.loop.run(self._build(tokenizer))
 
@@ -287,6 +289,17 @@ class Node:
     def _storage_changed(self) -> None:
         """Asked in the loop whether it is blocked: of two threads that tell at once, the slower one knows less."""
         self.loop.call(lambda: self.pool.pause(self.guard.is_blocked))
+
+    def left_to_newer(self, reason: str) -> None:
+        """Say so, once for each version."""
+        if reason not in self._left:
+            self._left.append(reason)
+            log.warning(event("messages left to newer workers", reason=reason))
+
+    @property
+    def newer(self) -> str:
+        """What this worker cannot do since it is too old; the latest."""
+        return redact(self._left[-1]) if self._left else ""
 
     def _dropped(self, message: BatchMessage, reason: str) -> None:
         self.tally.dropped()

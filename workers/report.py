@@ -45,7 +45,7 @@ class Reporter:
                 pid=os.getpid(),
                 started_at=node.started_at,
                 state=node.state,
-                reason=reason_of(node.error) or redact(node.guard.reason),
+                reason=reason_of(node.error) or redact(node.guard.reason) or node.newer,
                 model=node.model,
                 version=draftfleet.__version__,
                 servers=[self._server(server) for server in node.servers.present],

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import redis
 from celery import Celery, Task
@@ -22,12 +22,12 @@ from celery.exceptions import Ignore
 from kombu.exceptions import OperationalError
 
 from draftfleet.claims import Held, Taken, new_token
-from draftfleet.errors import CorruptFile, QueueError
+from draftfleet.errors import CorruptFile, NewerFile, NewerMessage, QueueError, RunNewer
 from draftfleet.letters import note_unreadable
 from draftfleet.logs import event
 from draftfleet.names import parent_of
 from draftfleet.outcomes import Counts
-from draftfleet.queue import GENERATE, STEPS, forget_published, publish, retry_queue
+from draftfleet.queue import GENERATE, STEPS, forget_published, generate_queue, leave_to_newer, publish, retry_queue
 from draftfleet.records import Sample
 from draftfleet.runs import Run
 from draftfleet.wire import BatchMessage
@@ -64,7 +64,7 @@ def register(app: Celery, node: Node) -> None:
 
 def generate(node: Node, body: object, task_id: str, delivery: Mapping[str, Any]) -> Ended:
     """Do a batch, unless it is done, or another has it. Returns when nothing of it is left to this process."""
-    meant = _meant(node, body)
+    meant = _meant(node, body, delivery)
     if isinstance(meant, Ended):
         return meant
     message, found = meant
@@ -88,20 +88,35 @@ def generate(node: Node, body: object, task_id: str, delivery: Mapping[str, Any]
     return Ended("put back: it was not its turn")
 
 
-def _meant(node: Node, body: object) -> tuple[BatchMessage, OpenRun] | Ended:
+def _meant(node: Node, body: object, delivery: Mapping[str, Any]) -> tuple[BatchMessage, OpenRun] | Ended:
     """The message and its run, or why this worker has nothing to do with it."""
     try:
         message = BatchMessage.parse(body)
+    except NewerMessage as error:
+        return _leave_to_newer(node, body, error, delivery)
     except QueueError as error:
         node.tally.dropped()
         log.error(event("message dropped", reason=str(error)))
         return Ended(f"dropped: {error}")
     try:
         found = node.find(message)
+    except RunNewer as error:
+        return _leave_to_newer(node, body, error, delivery)
     except PAUSING as error:  # the node was told to stop; the reconciler publishes it again
         log.error(event("message left", run=message.run, batch=message.batch, error=str(error)))
         return Ended("left: the worker was told to stop")
     return (message, found) if found else Ended("dropped: this worker has no such run of this model; its log says why")
+
+
+def _leave_to_newer(node: Node, body: object, error: NewerMessage | RunNewer, delivery: Mapping[str, Any]) -> Ended:
+    """No claim, so no attempt. If Redis fails, a newer worker's reconciler finds the batch missing."""
+    node.left_to_newer(str(error))
+    queue = generate_queue(node.model, error.version)
+    try:
+        leave_to_newer(node.app, queue, GENERATE, cast(dict[str, Any], body), delivery)
+    except QueueError as fault:
+        log.warning(event("message not left", queue=queue, error=str(fault)))
+    return Ended(f"left to a newer worker, in {queue}")
 
 
 def _is_its_turn(node: Node, run: Run, name: str, delivery: Mapping[str, Any]) -> bool:
@@ -187,6 +202,10 @@ def _open(node: Node, found: OpenRun, batch: Batch) -> str | None:
         return f"skipped: {reason}"
     try:
         prompts = node.guard.run("reading prompts", lambda: run.read_prompts(name))
+    except NewerFile as error:
+        node.left_to_newer(f"prompts of run {run.name}: {error}")
+        _release(node, batch)
+        return "left: its prompts are of a newer version"
     except (FileNotFoundError, CorruptFile) as error:
         # Not given back at once: the reconciler publishes it again later, perhaps after somebody has mended it.
         log.error(event("batch has no prompts", run=run.name, batch=name, error=str(error)))

@@ -11,7 +11,7 @@ from typing import Any
 
 from draftfleet import fleet, shards, tokens
 from draftfleet.columns import sample_of
-from draftfleet.errors import CorruptFile, RunMissing, TargetError
+from draftfleet.errors import CorruptFile, RunMissing, RunNewer, TargetError
 from draftfleet.records import Conversation, Sample
 from draftfleet.report.pieces import Pieces
 from draftfleet.report.rows import Row, Rows
@@ -69,7 +69,7 @@ def tokenizer_of(run: Run, settings: Settings) -> Pieces | None:
     if not path:
         try:
             path = str(fleet.read(run.storage, run.name).get("target", {}).get("path") or "")
-        except (RunMissing, CorruptFile):
+        except (RunMissing, RunNewer, CorruptFile):
             return None
         if not (path and Path(path).expanduser().is_dir()):
             return None

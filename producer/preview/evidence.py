@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pyarrow.parquet as pq
 
-from draftfleet.errors import CorruptFile, RunMissing, StorageError
+from draftfleet.errors import CorruptFile, RunMissing, RunNewer, StorageError
 from draftfleet.index import Entry
 from draftfleet.names import is_again
 from draftfleet.runs import Run
@@ -59,7 +59,7 @@ def evidence(storage: Storage, run: str, model: str) -> Evidence | None:
 def _opened(storage: Storage, name: str) -> Run | None:
     try:
         return Run.open(storage, name)
-    except (RunMissing, CorruptFile):  # somebody's folder beside ours
+    except (RunMissing, RunNewer, CorruptFile):  # somebody's folder beside ours
         return None
 
 

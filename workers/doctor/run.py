@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from draftfleet import connection, control, fleet
-from draftfleet.errors import CorruptFile, DraftfleetError, RunMissing
+from draftfleet.errors import CorruptFile, DraftfleetError, RunMissing, RunNewer
 from draftfleet.records import Prompt
 from draftfleet.runs import Run
 from draftfleet.storage import open_storage
@@ -26,7 +26,7 @@ def look(case: Case) -> Iterator[Finding]:
             yield of_error("run", error, f"`draftfleet runs delete {name}`, or `--run` with another name")
         else:
             yield ok("run", f"{name} is new", run=name, is_new=True)
-    except CorruptFile as error:
+    except (RunNewer, CorruptFile) as error:
         yield of_error("run", error)
     else:
         case.content = Content.of(run)
