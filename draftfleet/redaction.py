@@ -20,6 +20,8 @@ SHORTEST = 6
 _LOGIN = re.compile(r"(?<=://)[^\s\"'<>]*@")
 _TOKEN = re.compile(r"(?i)\b(bearer|authorization\W{1,4}basic)\s+[A-Za-z0-9._~+/=-]{6,}")
 
+_ANSWER = re.compile(r""":\s+(['"]).*\1$""", re.DOTALL)
+
 _lock = threading.Lock()
 _known: set[str] = set()
 _pattern: re.Pattern[str] | None = None
@@ -43,6 +45,11 @@ def redact(text: str) -> str:
     if _pattern is not None:
         text = _pattern.sub(HIDDEN, text)
     return _TOKEN.sub(rf"\1 {HIDDEN}", text)
+
+
+def without_answer(error: str) -> str:
+    """The text of a ServerError without what the server answered, which may quote a prompt: it stands at the end, quoted."""
+    return _ANSWER.sub("", error)
 
 
 class Formatter(logging.Formatter):

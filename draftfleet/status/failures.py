@@ -10,6 +10,7 @@ from draftfleet.accounting import Accountant
 from draftfleet.errors import CorruptFile
 from draftfleet.letters import kind_of
 from draftfleet.records import Sample
+from draftfleet.redaction import without_answer
 
 LOOK_S = 0.3
 """Seconds that one look spends on shards that it has not read before, the newest first."""
@@ -101,6 +102,6 @@ def _by_class(failed: Iterable[Failed]) -> dict[str, Any]:
         known["rows"] += 1
         if one.at >= newest.get(key, -1.0):
             newest[key] = one.at
-            known |= {"example": one.error, "row_key": one.row_key, "server": one.server}
+            known |= {"example": without_answer(one.error), "row_key": one.row_key, "server": one.server}
     classes = sorted(found.values(), key=lambda one: (-one["rows"], one["kind"], one["status"] or 0))
     return {"rows": sum(one["rows"] for one in classes), "classes": classes}

@@ -25,7 +25,7 @@ from draftfleet.errors import DraftfleetError
 from draftfleet.ports import free_port
 from draftfleet.queue import connect
 from draftfleet.records import Prompt, prompt_id
-from draftfleet.redaction import remember
+from draftfleet.redaction import remember, without_answer
 from draftfleet.runs import Run
 from draftfleet.settings import Settings, environment, load
 from draftfleet.testing.workers import WorkerProcess, changed, enqueue
@@ -284,3 +284,16 @@ def leaks(texts: dict[str, str], words: Iterable[str]) -> list[tuple[str, str]]:
 
 def password_of(url: str) -> str:
     return url.split(":")[2].split("@", maxsplit=1)[0]
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        ("the server answered 400: '{\"error\": \"a \\'prompt\\'\"}'", "the server answered 400"),
+        ('the server answered 400: "it\'s a\nprompt"', "the server answered 400"),
+        ("no answer within 60 s", "no answer within 60 s"),
+        ("read: 'a' and 'b': 'a prompt'", "read"),
+    ],
+)
+def test_what_a_server_answered_is_cut_from_an_error(error: str, shown: str) -> None:
+    assert without_answer(error) == shown
