@@ -48,7 +48,7 @@ def redact(text: str) -> str:
 
 
 def without_answer(error: str) -> str:
-    """The text of a ServerError without what the server answered, which may quote a prompt: it stands at the end, quoted."""
+    """The text of a ServerError without what the server answered: that stands at its end, and may quote a prompt."""
     return _ANSWER.sub("", error)
 
 
