@@ -69,9 +69,9 @@ class RunBusy(RunError): ...
 
 
 class RunNewer(RunError):
-    """`version` is the run's."""
+    """`version` is the run's; 0 where it is not told."""
 
-    def __init__(self, message: str, version: int) -> None:
+    def __init__(self, message: str, version: int = 0) -> None:
         super().__init__(message)
         self.version = version
 
@@ -84,9 +84,9 @@ class QueueRefused(QueueError): ...
 
 
 class NewerMessage(QueueError):
-    """`version` is the message's."""
+    """`version` is the message's; 0 where it is not told."""
 
-    def __init__(self, message: str, version: int) -> None:
+    def __init__(self, message: str, version: int = 0) -> None:
         super().__init__(message)
         self.version = version
 
