@@ -68,7 +68,7 @@ def logged(folder: Path, name: str) -> dict[int, float]:
 def test_a_folder_that_takes_no_more_curves_ends_them_and_not_the_training(
     run: Run, knobs: Trainer, caplog: pytest.LogCaptureFixture, until: Callable[..., Any]
 ) -> None:
-    [board] = begin(run, knobs.model_copy(update={"trackers": ["tensorboard"]}), step=0)
+    [_, board] = begin(run, knobs.model_copy(update={"trackers": ["tensorboard"]}), step=0)
     shutil.rmtree(run.drafter_dir("d"))
 
     def log() -> bool:
