@@ -43,15 +43,16 @@ def enqueue(settings: Settings) -> str:
     check_measuring(settings.trainer)
     run = Run.open(open_storage(settings.storage), settings.run)
     drafter = settings.trainer.drafter
-    pin(run, settings)
     progress = Progress.read(run, drafter)
     if progress is not None and progress.finished:
+        pin(run, settings)  # refuses other settings
         return (
             f"drafter {drafter} of run {run.name} is finished: {progress}. To train it further, begin another one with "
             f"{settings.trainer.algorithm}.start_from = run:{run.name}/{drafter}; to train it anew, delete "
             f"{run.drafter_dir(drafter)}."
         )
-    client = connect(settings)
+    client = connect(settings)  # before anything is pinned
+    pin(run, settings)
     with make_app(settings) as app:
         publish_training(app, client, run, drafter)
     client.close()
