@@ -10,7 +10,7 @@ shards, dead letters and outstanding batches, so that the second identity is a c
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from draftfleet.again import Again
 from draftfleet.errors import CorruptFile
 from draftfleet.index import Entry
 from draftfleet.names import parent_of
-from draftfleet.outcomes import Counts, rank
+from draftfleet.outcomes import Counts, each_once, rank
 from draftfleet.records import Sample
 from draftfleet.runs import Run
 
@@ -71,13 +71,15 @@ class Accountant:
     """Accounts for one run, again and again: what cannot change any more is read once.
 
     Of the last account are `done`, the shards with their sizes in bytes, and `dead`, the rows that were given up.
-    `again` are those that are asked again.
+    `entries` are the lines of the index about those shards, by batch; one that is not in it yet has none. `again` are
+    the rows that are asked again.
     """
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.done: dict[str, int] = {}
         self.dead: dict[str, Sample] = {}
+        self.entries: dict[str, Entry] = {}
         self._samples: dict[str, Entry] = {}
         self._prompts: dict[str, Entry] = {}
         self._counts: dict[tuple[str, int], Counts] = {}
@@ -95,6 +97,11 @@ class Accountant:
         dead = self.dead = self.run.dead()
         self._outstanding = outstanding = self.run.outstanding(done, dead)
         self._samples, self._prompts = self.run.index.read("samples"), self.run.index.read("prompts")
+        self.entries = {
+            batch: entry
+            for batch, entry in self._samples.items()
+            if entry.counts is not None and entry.bytes == done.get(batch)
+        }
         counts, corrupt = self._done(done, split, dead)
         again = self.again.correction(set(done), outstanding, split, dead, corrupt)
         counts += again.counts
@@ -121,18 +128,10 @@ class Accountant:
             corrupt=corrupt,
         )
 
-    def entries(self) -> dict[str, Entry]:
-        """The lines of the index about shards of the last account, by batch; none of one that is not in it yet."""
-        return {
-            batch: entry
-            for batch, entry in self._samples.items()
-            if entry.counts is not None and entry.bytes == self.done.get(batch)
-        }
-
     def counts(self) -> dict[str, Counts]:
         """Of each shard of the last account, as far as it is known without reading it."""
         read = {batch: counts for (batch, size), counts in self._counts.items() if self.done.get(batch) == size}
-        return read | {batch: entry.counts for batch, entry in self.entries().items() if entry.counts is not None}
+        return read | {batch: entry.counts for batch, entry in self.entries.items() if entry.counts is not None}
 
     def sources_waiting(self) -> dict[str, float]:
         """Shares by source among the rows that stood in no shard at the last look, from batches all over them."""
@@ -167,7 +166,7 @@ class Accountant:
                 corrupt.extend(families[parent])
                 continue
             said += [{sample.row_key: Counts.of([sample])} for sample in graves[parent]]
-            total += Counts.total(list(_best(said).values()))
+            total += Counts.total(list(each_once((row for rows in said for row in rows.items()), rank).values()))
         total += Counts.of(sample for batch, sample in dead.items() if parent_of(batch)[0] not in split)
         return total, corrupt
 
@@ -196,16 +195,6 @@ class Accountant:
         if batch not in self._sizes:
             self._sizes[batch] = len(self.run.read_prompts(batch))
         return self._sizes[batch]
-
-
-def _best(said: Iterable[Mapping[str, Counts]]) -> dict[str, Counts]:
-    """Each row once. The first of equals stays."""
-    chosen: dict[str, Counts] = {}
-    for rows in said:
-        for key, counts in rows.items():
-            if key not in chosen or rank(counts) < rank(chosen[key]):
-                chosen[key] = counts
-    return chosen
 
 
 def to_json(accounting: Accounting) -> dict[str, Any]:

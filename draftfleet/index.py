@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from draftfleet.errors import CorruptFile, NewerFile
 from draftfleet.outcomes import Counts
+from draftfleet.run_info import is_gone
 from draftfleet.shards import counts_in, lines, prompts_in, table_in
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class Index:
     def __init__(self, run: Run) -> None:
         self._storage = run.storage
         self._run_id = run.run_id
-        self._run_path = f"{run.name}/run.json"
+        self._run_name = run.name
         self._folder = f"{run.name}/index"
         self._process = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         self._lock = threading.Lock()
@@ -128,7 +129,7 @@ class Index:
         Of a run that was deleted meanwhile nothing is put: its folder would be there again, and nobody could name it.
         """
         with self._writing:
-            if len(self._lines) != self._num_put and self._is_deleted():
+            if len(self._lines) != self._num_put and is_gone(self._storage, self._run_name, self._run_id):
                 with self._lock:
                     self._lines.clear()
                     self._num_put = 0
@@ -154,13 +155,6 @@ class Index:
                             self.hosts[entry.batch] = name.rsplit("-", 3)[0]
                 self._read_bytes[name] = len(raw)
             return {batch: entry for batch, entry in self._entries[kind].items() if entry.sha256}
-
-    def _is_deleted(self) -> bool:
-        """Also where another run has the name by now."""
-        try:
-            return self._run_id.encode() not in self._storage.read(self._run_path)
-        except FileNotFoundError:
-            return True
 
     def _put_a_file(self) -> bool:
         """Whether another file has to follow."""

@@ -81,7 +81,7 @@ class Lengths:
     def in_flight(self, num: int) -> Floats:
         """`(num,)` tokens of answers in flight where many have begun and ended before: quantiles of their age, each as
         likely as an answer is to get there."""
-        steps = np.diff(self.tokens) * (self.survival[1:] + self.survival[:-1]) / 2
+        steps = _areas(self.tokens, self.survival)
         reached = np.concatenate([[0.0], steps.cumsum()]) / steps.sum()
         return np.interp((np.arange(num) + 0.5) / num, reached, self.tokens)
 
@@ -95,9 +95,13 @@ class Lengths:
         return _area(seconds, 1 - np.prod(1 - goes_on, axis=0))
 
 
+def _areas(x: Floats, y: Floats) -> Floats:
+    """Under the line through the points, from each to the next."""
+    return np.diff(x) * (y[1:] + y[:-1]) / 2
+
+
 def _area(x: Floats, y: Floats) -> float:
-    """Under the line through the points."""
-    return float(np.sum(np.diff(x) * (y[1:] + y[:-1]) / 2))
+    return float(_areas(x, y).sum())
 
 
 def _continued(tokens: Floats, survival: Floats, seen: int) -> Floats:

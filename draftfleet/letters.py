@@ -61,7 +61,7 @@ class Letter:
             row_key=sample.row_key,
             prompt_id=sample.prompt_id,
             split=sample.split,
-            kind=kind_of(sample),
+            kind=kind_of(sample.error_kind, sample.error_status),
             status=sample.error_status,
             server=sample.server,
             worker=sample.worker,
@@ -145,9 +145,9 @@ def span_s(text: str, flag: str) -> float:
     return float(said[1]) * _SECONDS[said[2]]
 
 
-def kind_of(sample: Sample) -> str:
-    """Version 0.1.0 wrote no kind, and a status only where a server had refused the row."""
-    return sample.error_kind or ("bad_request" if sample.error_status is not None else "unknown")
+def kind_of(kind: str | None, status: int | None) -> str:
+    """Of a row that failed. Version 0.1.0 wrote no kind, and a status only where a server had refused the row."""
+    return kind or ("bad_request" if status is not None else "unknown")
 
 
 def find(run: Run, wanted: Filter = EVERY) -> Iterator[Letter]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import Self
+from typing import Self, TypeVar
 
 from draftfleet.records import Outcome, Sample, Turn
 
 RANK: dict[Outcome, int] = {"ok": 0, "truncated": 1, "failed": 2, "unfinished": 3}
 """The smaller beats the larger."""
+
+Rank = tuple[int, int, int]
+Record = TypeVar("Record")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,20 +89,29 @@ class Counts:
 def best(samples: Iterable[Sample]) -> dict[str, Sample]:
     """One sample per row key: ok beats truncated beats failed, more turns beat fewer, and of two answers that were cut
     the longer counts; the first of equals stays. `rank` says the same of counts."""
-    chosen: dict[str, Sample] = {}
-    for sample in samples:
-        held = chosen.get(sample.row_key)
-        if held is None or _rank(sample) < _rank(held):
-            chosen[sample.row_key] = sample
+    return each_once(((sample.row_key, sample) for sample in samples), _rank)
+
+
+def each_once(records: Iterable[tuple[str, Record]], rank_of: Callable[[Record], Rank]) -> dict[str, Record]:
+    """By row key, of all records of a row the one with the smallest rank. The first of equals stays."""
+    chosen: dict[str, Record] = {}
+    for key, record in records:
+        if key not in chosen or rank_of(record) < rank_of(chosen[key]):
+            chosen[key] = record
     return chosen
 
 
-def _rank(sample: Sample) -> tuple[int, int, int]:
-    is_cut = sample.outcome == "truncated"
-    return RANK[sample.outcome], -len(sample.turns), -_tokens(sample.completion_tokens, sample.turns) * is_cut
+def order(outcome: str, num_earlier: int, tokens: int) -> Rank:
+    """Of one record of a row, with its earlier turns and the tokens of all: the smaller, the better."""
+    ranks: Mapping[str, int] = RANK  # pyright: ignore[reportAssignmentType]  also asked for what is no outcome
+    return ranks.get(outcome, len(ranks)), -num_earlier, -tokens * (outcome == "truncated")
 
 
-def rank(counts: Counts) -> tuple[int, int, int]:
+def _rank(sample: Sample) -> Rank:
+    return order(sample.outcome, len(sample.turns), _tokens(sample.completion_tokens, sample.turns))
+
+
+def rank(counts: Counts) -> Rank:
     """Of one row: the smaller, the better."""
     outcome = next(number for number, found in enumerate((counts.ok, counts.truncated, counts.failed)) if found)
     return outcome, -counts.earlier, -counts.tokens * counts.truncated

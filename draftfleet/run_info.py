@@ -12,6 +12,7 @@ from typing import Any, Self
 import draftfleet
 from draftfleet.errors import RunNewer
 from draftfleet.records import SCHEMA_VERSION, is_newer
+from draftfleet.storage import Storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,3 +67,11 @@ class RunInfo:
                 version,
             )
         return cls(**fields)
+
+
+def is_gone(storage: Storage, name: str, run_id: str) -> bool:
+    """Whether the run was deleted, also where another one has its name by now. Raises StorageError."""
+    try:
+        return run_id.encode() not in storage.read(f"{name}/run.json")
+    except FileNotFoundError:
+        return True

@@ -19,6 +19,7 @@ from draftfleet.errors import StorageError
 from draftfleet.history import LINES_PER_FILE, Noted
 from draftfleet.logs import Event, event
 from draftfleet.redaction import redact
+from draftfleet.run_info import is_gone
 from draftfleet.runs import Run
 
 log = logging.getLogger(__name__)
@@ -156,7 +157,7 @@ class Recorder(logging.Handler):
         """Of a run that was deleted meanwhile nothing is put: its folder would be there again."""
         new = [(number, noted) for number, run, noted in events if number > file.after and run in ("", file.run.name)]
         try:
-            if new and _is_gone(file.run):
+            if new and is_gone(file.run.storage, file.run.name, file.run.run_id):
                 return
             while new and file.number < MOST_FILES:
                 room = LINES_PER_FILE - len(file.noted)
@@ -168,14 +169,6 @@ class Recorder(logging.Handler):
                     file.number, file.noted = file.number + 1, []
         except (StorageError, OSError) as error:
             log.debug(event("history not written", run=file.run.name, error=str(error)))
-
-
-def _is_gone(run: Run) -> bool:
-    """Also where another run has the name by now."""
-    try:
-        return run.run_id.encode() not in run.storage.read(f"{run.name}/run.json")
-    except FileNotFoundError:
-        return True
 
 
 def _plain(value: object) -> object:

@@ -18,7 +18,7 @@ from draftfleet.storage import FileStorage, open_storage
 from draftfleet.up import hold
 from draftfleet.up.stack import with_knobs
 
-GIGABYTE = 1_000_000_000
+GB = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +90,8 @@ def _check_folder(settings: Settings) -> None:
         raise SettingsError(f"--out {storage.root} cannot be made: {error.strerror}. Name a folder of yours.") from None
     if not os.access(storage.root, os.W_OK | os.X_OK):
         raise SettingsError(f"--out {storage.root} cannot be written by you: name a folder of yours.")
-    space = os.statvfs(storage.root)
-    free_gb, least_gb = space.f_bavail * space.f_frsize / GIGABYTE, settings.storage.min_free_gb
-    if free_gb < least_gb:
+    free_bytes, least_gb = storage.free_bytes(), settings.storage.min_free_gb
+    if free_bytes is not None and (free_gb := free_bytes / GB) < least_gb:
         raise SettingsError(
             f"--out {storage.root} has {free_gb:.2f} GB left, and nothing is asked with less than storage.min_free_gb "
             f"= {least_gb:g}: make room, name a folder on another disk, or lower it."

@@ -67,7 +67,7 @@ def report(settings: Settings, options: Options, *, progress: bool) -> Written:
     accountant = Accountant(run)
     as_of = time.time()
     state = status.collect(settings, accountant)
-    batches = run.done()
+    batches = list(accountant.done)
     with _bar("reading shards", len(batches), enabled=progress) as step:
         rows = read(run, batches, step=step)
     picked = browser.chosen(rows, options.samples, options.seed)

@@ -8,12 +8,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 
 from draftfleet.errors import CorruptFile
-from draftfleet.outcomes import RANK
+from draftfleet.outcomes import Rank, each_once, order
 from draftfleet.records import Sample
 from draftfleet.runs import Run
 from draftfleet.shards import READ_FAULTS
@@ -105,7 +105,7 @@ def read(run: Run, batches: Sequence[str], *, step: Callable[[], object] = lambd
                 found.shards += 1
             step()
     found.records += _dead(run)
-    found.rows = _once(found.records)
+    found.rows = list(each_once(((row.row_key, row) for row in found.records), _rank).values())
     return found
 
 
@@ -198,16 +198,5 @@ def _dead(run: Run) -> list[Row]:
         return []
 
 
-def _once(records: Iterable[Row]) -> list[Row]:
-    """As `draftfleet.outcomes.best` chooses among samples."""
-    chosen: dict[str, Row] = {}
-    for row in records:
-        held = chosen.get(row.row_key)
-        if held is None or _rank(row) < _rank(held):
-            chosen[row.row_key] = row
-    return list(chosen.values())
-
-
-def _rank(row: Row) -> tuple[int, int, int]:
-    ranks = cast(dict[str, int], RANK)
-    return ranks.get(row.outcome, len(ranks)), -len(row.earlier), -row.tokens * (row.outcome == "truncated")
+def _rank(row: Row) -> Rank:
+    return order(row.outcome, len(row.earlier), row.tokens)

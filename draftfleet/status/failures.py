@@ -57,7 +57,7 @@ class Failures:
 
 def _newest(accountant: Accountant) -> list[str]:
     """The shards in which rows failed; first those that are not in the index yet."""
-    written = {batch: entry.written_at for batch, entry in accountant.entries().items()}
+    written = {batch: entry.written_at for batch, entry in accountant.entries.items()}
     batches = [batch for batch, counts in accountant.counts().items() if counts.failed]
     return sorted(batches, key=lambda batch: -written.get(batch, float("inf")))
 
@@ -71,7 +71,7 @@ def _failed_in(accountant: Accountant, batch: str) -> list[Failed]:
     return [
         Failed(
             row["row_key"],
-            row.get("error_kind") or ("bad_request" if row.get("error_status") is not None else "unknown"),
+            kind_of(row.get("error_kind"), row.get("error_status")),
             row.get("error_status"),
             row.get("error") or "",
             row.get("server") or "",
@@ -83,8 +83,8 @@ def _failed_in(accountant: Accountant, batch: str) -> list[Failed]:
 
 
 def _of(sample: Sample) -> Failed:
-    kind, error = kind_of(sample), sample.error or ""
-    return Failed(sample.row_key, kind, sample.error_status, error, sample.server, sample.started_at)
+    kind = kind_of(sample.error_kind, sample.error_status)
+    return Failed(sample.row_key, kind, sample.error_status, sample.error or "", sample.server, sample.started_at)
 
 
 def _counts(accountant: Accountant, batch: str, row_key: str) -> bool:

@@ -62,7 +62,7 @@ def nodes(accountant: Accountant, reports: Sequence[WorkerReport]) -> list[dict[
         }
     )  # fmt: skip
     hosts = accountant.run.index.hosts
-    for batch, entry in accountant.entries().items():
+    for batch, entry in accountant.entries.items():
         node, counts = found[hosts.get(batch, "")], entry.counts
         assert counts is not None, "entries have counts"
         node["ok"] += counts.ok
@@ -81,7 +81,7 @@ def nodes(accountant: Accountant, reports: Sequence[WorkerReport]) -> list[dict[
 
 def _at_work(accountant: Accountant, begin: Begin) -> tuple[float, int]:
     """Seconds in which shards were made, and the tokens in them."""
-    entries = sorted(accountant.entries().values(), key=lambda entry: entry.written_at)
+    entries = sorted(accountant.entries.values(), key=lambda entry: entry.written_at)
     if not entries:
         return 0.0, 0
     times = [begin.at(accountant, entries[0]), *(entry.written_at for entry in entries)]

@@ -24,7 +24,7 @@ def of_storage(accountant: Accountant, settings: Settings, *, pending: int) -> d
     free: int | None = None
     with contextlib.suppress(StorageError):
         free = accountant.run.storage.free_bytes()
-    entries = accountant.entries().values()
+    entries = accountant.entries.values()
     rows, taken = sum(entry.rows for entry in entries), sum(entry.bytes for entry in entries)
     return {
         "url": accountant.run.storage.url,
